@@ -1,0 +1,2 @@
+//! The program `chronovisor`.
+fn main() {}

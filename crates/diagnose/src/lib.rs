@@ -1,1 +1,6 @@
-//! See the crate's README.
+#![forbid(unsafe_code)]
+#![doc = include_str!("../README.md")]
+
+pub mod evidence;
+
+pub use evidence::Evidence;

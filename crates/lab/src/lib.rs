@@ -1,1 +1,13 @@
-//! See the crate's README.
+//! A micro-VM on /dev/kvm that measures each clock and timer inside a real guest.
+//!
+//! The guest is bare metal ([`image`]), the VMM is [`machine`]; the clocks come from `chronovisor-host` and are read with
+//! `chronovisor-guest`.
+
+pub mod backend;
+pub mod contract;
+mod error;
+pub mod image;
+pub mod machine;
+pub mod report;
+
+pub use error::LabError;

@@ -1,0 +1,83 @@
+//! What can go wrong before and while a guest runs.
+
+use std::io;
+
+/// Why a lab could not be set up or a guest did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// There is no KVM on this machine.
+    #[error(
+        "no /dev/kvm: this machine offers no hardware virtualisation to us; load kvm_intel or kvm_amd, or run the \
+         lab on stock KVM in an emulator with scripts/nested"
+    )]
+    NoKvm,
+    /// /dev/kvm is there but may not be opened.
+    #[error("no permission for /dev/kvm: add yourself to the group kvm, or run as root")]
+    NoPermission,
+    /// /dev/kvm could not be opened for another reason.
+    #[error("cannot open /dev/kvm")]
+    Open(#[source] io::Error),
+    /// The kernel's KVM lacks something without which nothing works.
+    #[error(
+        "this KVM lacks {name}: the lab answers clock MSRs in user space and cannot do without; Linux 5.10 has it"
+    )]
+    MissingCapability {
+        /// The capability's name in the kernel's header.
+        name: &'static str,
+    },
+    /// A call into KVM failed.
+    #[error("{call} failed on vCPU {vcpu:?}")]
+    Kvm {
+        /// The call.
+        call: &'static str,
+        /// The vCPU, if the call was for one.
+        vcpu: Option<u32>,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Guest memory could not be had or written.
+    #[error("guest memory: {what}")]
+    Memory {
+        /// What was tried.
+        what: String,
+    },
+    /// More vCPUs than the image or KVM has room for.
+    #[error("{asked} vCPUs asked for, at most {most} possible here")]
+    TooManyVcpus {
+        /// The number asked for.
+        asked: u32,
+        /// The limit.
+        most: u32,
+    },
+    /// A guest did not end as it should.
+    #[error("the guest did not end well: {0}")]
+    Guest(String),
+}
+
+impl LabError {
+    pub(crate) fn kvm(call: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Kvm {
+            call,
+            vcpu: None,
+            source: error.into(),
+        }
+    }
+
+    pub(crate) fn vcpu(call: &'static str, vcpu: u32) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Kvm {
+            call,
+            vcpu: Some(vcpu),
+            source: error.into(),
+        }
+    }
+
+    /// Whether it means "not possible here" rather than "broken".
+    #[must_use]
+    pub fn is_not_possible_here(&self) -> bool {
+        matches!(
+            self,
+            Self::NoKvm | Self::NoPermission | Self::MissingCapability { .. }
+        )
+    }
+}

@@ -1,0 +1,24 @@
+//! The first Rust code of each CPU, in ring 0.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::contract::HELLO_PORT;
+use crate::{cpu, experiment, instruction};
+
+/// Set by the PVH entry: no VMM of this project loaded us.
+#[unsafe(no_mangle)]
+static BOOTED_BY_PVH: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the image came in by PVH.
+pub fn by_pvh() -> bool {
+    BOOTED_BY_PVH.load(Ordering::Relaxed) != 0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn boot(index: u64) -> ! {
+    cpu::init(index);
+    if !by_pvh() {
+        instruction::out32(HELLO_PORT, index as u32);
+    }
+    cpu::enter_user(experiment::run)
+}

@@ -1,0 +1,100 @@
+//! Single instructions.
+
+use core::arch::asm;
+
+unsafe extern "C" {
+    fn rdmsr_checked(index: u32, value: *mut u64) -> u64;
+    fn wrmsr_checked(index: u32, value: u64) -> u64;
+}
+
+/// The hypervisor refused an MSR access with #GP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+/// Reads an MSR; ring 0 only.
+#[inline(always)]
+pub fn rdmsr(index: u32) -> u64 {
+    let (low, high): (u64, u64);
+    // SAFETY: ring 0 by this module's contract; a refused read ends in the fault report.
+    unsafe {
+        asm!("rdmsr", in("ecx") index, out("rax") low, out("rdx") high, options(nomem, nostack, preserves_flags))
+    };
+    (high << 32) | low
+}
+
+/// Writes an MSR; ring 0 only.
+#[inline(always)]
+pub fn wrmsr(index: u32, value: u64) {
+    // SAFETY: as above; memory is clobbered, since the hypervisor may write a page in answer.
+    unsafe {
+        asm!("wrmsr", in("ecx") index, in("rax") value, in("rdx") value >> 32, options(nostack, preserves_flags))
+    };
+}
+
+/// Reads an MSR that may not exist; ring 0 only.
+pub fn try_rdmsr(index: u32) -> Result<u64, Refused> {
+    let mut value = 0;
+    // SAFETY: the routine's one faulting instruction is known to the #GP handler.
+    match unsafe { rdmsr_checked(index, &mut value) } {
+        0 => Ok(value),
+        _ => Err(Refused),
+    }
+}
+
+/// Writes an MSR that may not exist; ring 0 only.
+pub fn try_wrmsr(index: u32, value: u64) -> Result<(), Refused> {
+    // SAFETY: as above.
+    match unsafe { wrmsr_checked(index, value) } {
+        0 => Ok(()),
+        _ => Err(Refused),
+    }
+}
+
+/// `out` of 8 bits; either ring: the I/O bitmap opens the ports below 0x400.
+#[inline(always)]
+pub fn out8(port: u16, value: u8) {
+    // SAFETY: the ports of this image touch no memory of its own.
+    unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nostack, preserves_flags)) };
+}
+
+/// `out` of 32 bits.
+#[inline(always)]
+pub fn out32(port: u16, value: u32) {
+    // SAFETY: as above.
+    unsafe {
+        asm!("out dx, eax", in("dx") port, in("eax") value, options(nostack, preserves_flags))
+    };
+}
+
+/// `in` of 8 bits.
+#[inline(always)]
+pub fn in8(port: u16) -> u8 {
+    let value: u8;
+    // SAFETY: as above.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nostack, preserves_flags)) };
+    value
+}
+
+/// `rdtsc` that waits for earlier loads: the brackets of every measurement (ring 0 of a software KVM has no `rdtscp`).
+#[inline(always)]
+pub fn ordered_tsc() -> u64 {
+    let (low, high): (u64, u64);
+    // SAFETY: reads the counter only.
+    unsafe {
+        asm!("lfence", "rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags))
+    };
+    (high << 32) | low
+}
+
+/// `cpuid`.
+pub fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
+    let found = core::arch::x86_64::__cpuid_count(leaf, subleaf);
+    [found.eax, found.ebx, found.ecx, found.edx]
+}
+
+/// Waits for an interrupt; ring 0. Interrupts are off before and after.
+#[inline(always)]
+pub fn wait_for_interrupt() {
+    // SAFETY: handlers run on stacks of their own and return.
+    unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
+}

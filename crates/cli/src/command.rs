@@ -1,0 +1,20 @@
+//! The subcommands, a file each.
+
+use clap::Subcommand;
+
+use crate::exit::Exit;
+
+/// What the program can do.
+#[derive(Subcommand)]
+pub(crate) enum Command {}
+
+impl Command {
+    /// Runs the command to its end.
+    ///
+    /// # Errors
+    ///
+    /// What stopped it; [`crate::exit::report`] turns that into words and an exit code.
+    pub(crate) fn run(self) -> anyhow::Result<Exit> {
+        match self {}
+    }
+}

@@ -173,6 +173,28 @@ fn d78_rates_above_4_29_ghz_and_below_1_ghz_keep_all_their_bits() {
     );
 }
 
+/// A test that accepts 1 % sees nothing; this oracle sees one unit in a multiplier's last place.
+#[test]
+fn d91_the_exact_bound_sees_a_multiplier_that_is_off_by_one() {
+    for rate in [
+        1_996_250_000,
+        2_100_000_000,
+        2_593_906_000,
+        2_600_000_000,
+        3_000_000_000,
+    ] {
+        let right = PvclockScale::nearest(hz(rate)).unwrap();
+        assert!(right.error(hz(rate)).saturating_abs() <= PvclockScale::MAX_ERROR_NEAREST);
+        for mul in [right.mul() - 1, right.mul() + 1] {
+            let wrong = PvclockScale::from_raw(mul, right.shift()).unwrap();
+            assert!(
+                wrong.error(hz(rate)).saturating_abs() > PvclockScale::MAX_ERROR_NEAREST,
+                "{rate}: {mul:#x}"
+            );
+        }
+    }
+}
+
 proptest! {
     /// The limbs and the machine's wide multiply are one function.
     #[test]

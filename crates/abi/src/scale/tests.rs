@@ -175,7 +175,7 @@ fn d78_rates_above_4_29_ghz_and_below_1_ghz_keep_all_their_bits() {
 
 /// A test that accepts 1 % sees nothing; this oracle sees one unit in a multiplier's last place.
 #[test]
-fn d91_the_exact_bound_sees_a_multiplier_that_is_off_by_one() {
+fn d91_the_exact_error_sees_a_multiplier_that_is_off_by_one() {
     for rate in [
         1_996_250_000,
         2_100_000_000,

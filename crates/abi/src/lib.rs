@@ -29,3 +29,8 @@ pub mod reference_tsc;
 pub mod scale;
 pub mod seqlock;
 pub mod wide;
+
+/// The examples of the README, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -32,10 +32,8 @@ pub struct Cpu {
     stacks: [u8; USER_STACK_TOP],
     /// This CPU's index.
     pub index: AtomicU64,
-    /// Interrupts taken, and the TSC at the entry of the last one.
+    /// Interrupts taken; the TSC at the entry of each stands in the sample array.
     pub interrupts: AtomicU64,
-    /// TSC at the entry of the last interrupt.
-    pub interrupt_tsc: AtomicU64,
     /// `rdtsc` instructions emulated under CR4.TSD.
     pub emulated_rdtsc: AtomicU64,
     gdt: [u64; 7],
@@ -51,7 +49,6 @@ static mut CPUS: [Cpu; MAX_VCPUS as usize] = [const {
         stacks: [0; USER_STACK_TOP],
         index: AtomicU64::new(0),
         interrupts: AtomicU64::new(0),
-        interrupt_tsc: AtomicU64::new(0),
         emulated_rdtsc: AtomicU64::new(0),
         gdt: [0; 7],
         tss: [0; TSS_WORDS],

@@ -5,6 +5,7 @@
 #![no_std]
 #![no_main]
 
+mod apic;
 mod boot;
 #[path = "../../crates/lab/src/contract.rs"]
 #[allow(dead_code)]

@@ -92,12 +92,12 @@ fn is_rdtsc(rip: u64) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn interrupt(frame: &mut Frame) {
     let cpu = cpu::this();
-    cpu.interrupt_tsc.store(frame.code, Ordering::Relaxed);
-    // Release: who sees the count sees the TSC.
-    cpu.interrupts.store(
-        cpu.interrupts.load(Ordering::Relaxed) + 1,
-        Ordering::Release,
-    );
+    let taken = cpu.interrupts.load(Ordering::Relaxed);
+    if let Some(sample) = report::sample(taken) {
+        sample.store(frame.code, Ordering::Relaxed);
+    }
+    // Release: who sees the count sees the sample.
+    cpu.interrupts.store(taken + 1, Ordering::Release);
     if frame.vector != SPURIOUS_VECTOR {
         instruction::wrmsr(X2APIC_EOI, 0);
     }

@@ -75,6 +75,18 @@ pub mod experiment {
     pub const HOSTILE: u64 = 7;
 }
 
+/// Timers, by number.
+pub mod timer {
+    /// Local APIC, periodic.
+    pub const PERIODIC: u64 = 1;
+    /// Local APIC, one-shot, armed again by each interrupt's taker.
+    pub const ONE_SHOT: u64 = 2;
+    /// Local APIC, TSC-deadline, armed on a grid.
+    pub const TSC_DEADLINE: u64 = 3;
+    /// Synthetic timer 0 in direct mode, periodic.
+    pub const SYNTHETIC: u64 = 4;
+}
+
 /// Ways in which the hostile guest misbehaves.
 pub mod hostile {
     /// Random MSR reads and writes.
@@ -118,6 +130,22 @@ pub struct Job {
 pub const JOB_WORDS: usize = 16;
 
 impl Job {
+    /// A job without rows, for one read of everything it names.
+    #[must_use]
+    pub const fn new(experiment: u64, vcpus: u64) -> Self {
+        Self {
+            experiment,
+            vcpus,
+            rows: 0,
+            rounds: 1,
+            reads_user: 1,
+            reads_kernel: 1,
+            reads_exit: 1,
+            tsc_hz: 0,
+            argument: [0; 7],
+        }
+    }
+
     /// As it lies in guest memory.
     #[must_use]
     pub const fn to_words(&self) -> [u64; JOB_WORDS] {

@@ -21,6 +21,7 @@
 #[cfg(any(test, loom))]
 extern crate std;
 
+pub mod apic;
 pub mod cpuid;
 pub mod msr;
 pub mod pvclock;

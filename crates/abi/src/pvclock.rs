@@ -50,9 +50,18 @@ pub struct Record {
     shift_and_flags: AtomicU32,
 }
 
+/// A record in Linux's array of them: one for each vCPU, 64 bytes apart.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The vCPU's record.
+    pub record: Record,
+}
+
 #[cfg(not(loom))]
 const _: () = {
     use core::mem::{align_of, offset_of, size_of};
+    assert!(size_of::<Slot>() == SLOT_BYTES);
     assert!(size_of::<Record>() == 32 && align_of::<Record>() == 8);
     assert!(offset_of!(Record, version) == 0);
     assert!(offset_of!(Record, pad) == 4);

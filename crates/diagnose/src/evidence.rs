@@ -9,6 +9,7 @@
 
 mod captures;
 mod clocks;
+mod event;
 mod identity;
 mod log;
 mod reference;
@@ -22,10 +23,12 @@ pub use clocks::{
     CpuOrder, FrequencyChannel, FrequencyOrigin, Hz, PvclockRecord, Rate, ReadCost, ReadPath,
     SyscallCount, VmclockPage,
 };
-pub use identity::{CpuLine, CpuidLeaf, HypervisorBase, Identity};
-pub use log::{
-    Boot, ClockEvent, KernelLog, LoggedEvent, Retained, TimeStamp, UnstableReason, WatchdogBlock,
+pub use event::{
+    Calibration, ClockEvent, DelayLoopSource, Interruption, Outcome, SchedClockLine,
+    UnstableReason, WatchdogBlock,
 };
+pub use identity::{CpuLine, CpuidLeaf, HypervisorBase, Identity};
+pub use log::{Boot, EVENTS_AT_EACH_END, KernelLog, LoggedEvent, Retained, TimeStamp};
 pub use reference::{Adjtimex, PtpDevice, TimeReference};
 pub use series::{Column, Samples};
 

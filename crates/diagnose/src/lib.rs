@@ -2,5 +2,6 @@
 #![doc = include_str!("../README.md")]
 
 pub mod evidence;
+pub mod intake;
 
 pub use evidence::Evidence;

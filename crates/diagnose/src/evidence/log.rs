@@ -1,21 +1,22 @@
 //! What a kernel's log says about clocks, line by line, in bounded space.
 
+use super::event::ClockEvent;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Events kept at each end of a boot.
-const END: usize = 1000;
+pub const EVENTS_AT_EACH_END: usize = 1000;
 
 /// Events of one kind that survive between the two ends.
-const MIDDLE_PER_KIND: u64 = 32;
+const MIDDLE_PER_KIND: usize = 32;
 
 /// The clock events of a log, boot by boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct KernelLog {
     /// Lines that were read.
     pub lines: u64,
-    /// The boots, in the order of the log; at least one.
+    /// The boots, in the order of the log; at least one in a log with any line.
     pub boots: Vec<Boot>,
     /// Boots that were read and not kept, because the log has too many.
     #[serde(default)]
@@ -27,7 +28,7 @@ pub struct KernelLog {
 pub struct Boot {
     /// Line of the log with which it starts, from 1.
     pub first_line: u64,
-    /// The highest time stamp in it.
+    /// The highest time stamp among its events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_stamp: Option<TimeStamp>,
     /// Its clock events.
@@ -61,36 +62,55 @@ pub struct Retained {
     /// The last 1000 of those that follow.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     pub last: VecDeque<LoggedEvent>,
-    /// How many there were of each kind.
-    pub counts: BTreeMap<String, u64>,
-    /// How many of each kind stand in `middle`.
+    /// How many were read of each kind that did not fit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    middle_counts: BTreeMap<String, u64>,
+    pub left_out: BTreeMap<String, u64>,
 }
 
 impl Retained {
     /// Takes in the next event.
     pub fn push(&mut self, event: LoggedEvent) {
-        *self
-            .counts
-            .entry(event.event.kind().to_owned())
-            .or_default() += 1;
-        if self.first.len() < END {
+        if self.first.len() < EVENTS_AT_EACH_END {
             self.first.push(event);
             return;
         }
         self.last.push_back(event);
-        if self.last.len() > END
+        if self.last.len() > EVENTS_AT_EACH_END
             && let Some(evicted) = self.last.pop_front()
         {
-            let kept = self
-                .middle_counts
-                .entry(evicted.event.kind().to_owned())
-                .or_default();
-            if *kept < MIDDLE_PER_KIND {
-                *kept += 1;
-                self.middle.push(evicted);
-            }
+            self.evict(evicted);
+        }
+    }
+
+    /// Appends a later stretch of the same boot.
+    pub fn append(&mut self, later: Self) {
+        for event in later
+            .first
+            .into_iter()
+            .chain(later.middle)
+            .chain(later.last)
+        {
+            self.push(event);
+        }
+        for (kind, count) in later.left_out {
+            *self.left_out.entry(kind).or_default() += count;
+        }
+    }
+
+    fn evict(&mut self, event: LoggedEvent) {
+        let kind = event.event.kind();
+        // A kind that already lost one is full: the common case of a flood costs no scan.
+        let full = self.left_out.contains_key(kind)
+            || self
+                .middle
+                .iter()
+                .filter(|other| other.event.kind() == kind)
+                .count()
+                >= MIDDLE_PER_KIND;
+        if full {
+            *self.left_out.entry(kind.to_owned()).or_default() += 1;
+        } else {
+            self.middle.push(event);
         }
     }
 
@@ -99,13 +119,16 @@ impl Retained {
         self.first.iter().chain(&self.middle).chain(&self.last)
     }
 
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
     /// Events that were read and not kept.
     #[must_use]
-    pub fn left_out(&self) -> u64 {
-        let total: u64 = self.counts.values().sum();
-        let kept = u64::try_from(self.first.len() + self.middle.len() + self.last.len())
-            .unwrap_or(u64::MAX);
-        total.saturating_sub(kept)
+    pub fn count_left_out(&self) -> u64 {
+        self.left_out.values().sum()
     }
 }
 
@@ -119,101 +142,4 @@ pub struct LoggedEvent {
     pub stamp: Option<TimeStamp>,
     /// What the line says.
     pub event: ClockEvent,
-}
-
-/// Why the kernel withdrew the TSC.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum UnstableReason {
-    /// `clocksource watchdog`.
-    ClocksourceWatchdog,
-    /// `check_tsc_sync_source failed`.
-    SyncCheckFailed,
-    /// `running on Hyper-V`: a rule of the kernel, no observation.
-    RunningOnHyperV,
-    /// `could not calculate TSC khz`.
-    NoFrequency,
-    /// `TSCs unsynchronized`.
-    Unsynchronised,
-    /// `cpufreq changes`.
-    CpufreqChanges,
-    /// `TSC halts in idle` or in a deep sleep state.
-    HaltsInIdle,
-    /// `boot parameter` or `tsc=unstable`.
-    CommandLine,
-    /// Any other.
-    Other(String),
-}
-
-/// One of the two counters of a watchdog verdict, as printed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct WatchdogBlock {
-    /// Clock source.
-    pub name: String,
-    /// Interval that the kernel computed, in ns, in the generations that print it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nsec: Option<i64>,
-    /// Value at the check.
-    pub now: u64,
-    /// Value at the check before.
-    pub last: u64,
-    /// Mask of the counter.
-    pub mask: u64,
-}
-
-/// What one line of the kernel's log says about clocks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ClockEvent {
-    /// `Linux version ...`: a boot begins. Only the numbers of the release are kept.
-    BootStarted {
-        /// Release, numbers only.
-        release: String,
-    },
-    /// The command line, only the words about clocks.
-    CommandLine {
-        /// Words.
-        words: Vec<String>,
-    },
-    /// `Hypervisor detected: ...`.
-    HypervisorDetected {
-        /// Name.
-        name: String,
-    },
-    /// `clocksource: NAME: mask: ...`.
-    Registered {
-        /// Clock source.
-        name: String,
-        /// Mask.
-        mask: u64,
-        /// Longest span without a read, in cycles.
-        max_cycles: u64,
-        /// The same span in ns, after the kernel's margins.
-        max_idle_ns: u64,
-    },
-    /// `Switched to clocksource NAME`.
-    Switched {
-        /// Clock source.
-        name: String,
-    },
-    /// Any other line about clocks, by kind.
-    Other {
-        /// Kind.
-        kind: String,
-    },
-}
-
-impl ClockEvent {
-    /// A short name of the kind of event.
-    #[must_use]
-    pub fn kind(&self) -> &str {
-        match self {
-            Self::BootStarted { .. } => "boot",
-            Self::CommandLine { .. } => "command-line",
-            Self::HypervisorDetected { .. } => "hypervisor",
-            Self::Registered { .. } => "registered",
-            Self::Switched { .. } => "switched",
-            Self::Other { kind } => kind,
-        }
-    }
 }

@@ -1,0 +1,4 @@
+//! From texts, folders and bundles to evidence.
+
+pub(crate) mod complaint;
+pub mod log;

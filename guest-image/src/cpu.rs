@@ -20,8 +20,9 @@ const USER_DATA: u16 = 0x18 | 3;
 const USER_CODE: u16 = 0x20 | 3;
 const TASK: u16 = 0x28;
 
-/// A task state segment and, behind it, an I/O bitmap that opens ports below 0x400 to ring 3. (IOPL 3 alone would do on
-/// real hardware; a software-only KVM drops it.)
+/// A task state segment and, behind it, an I/O bitmap that opens ports below 0x400 to ring 3. IOPL 3 alone would do on
+/// real hardware, but a software-only KVM drops it; the bitmap alone would do too, but an emulated CPU does not look at the
+/// bitmap of a task that was restored as busy.
 const TSS_WORDS: usize = 26 + 32 + 1;
 const TSS_BYTES: u32 = 104;
 const TSS_LIMIT: u64 = 104 + 128;
@@ -175,7 +176,7 @@ unsafe fn fill_idt() {
 
 /// Leaves ring 0 for good: `program` runs in ring 3 with interrupts on.
 pub fn enter_user(program: extern "C" fn() -> !) -> ! {
-    const INTERRUPTS_ON: u64 = 0x202;
+    const IOPL3_INTERRUPTS_ON: u64 = 0x3202;
     let stack = core::ptr::from_ref(this()) as u64 + USER_STACK_TOP as u64 - 8;
     // SAFETY: the selectors are those of `init`; the stack is this CPU's own and misaligned by 8 as after a call.
     unsafe {
@@ -183,7 +184,7 @@ pub fn enter_user(program: extern "C" fn() -> !) -> ! {
             "push {ss}", "push {rsp3}", "push {flags}", "push {cs}", "push {rip}", "iretq",
             ss = in(reg) u64::from(USER_DATA),
             rsp3 = in(reg) stack,
-            flags = in(reg) INTERRUPTS_ON,
+            flags = in(reg) IOPL3_INTERRUPTS_ON,
             cs = in(reg) u64::from(USER_CODE),
             rip = in(reg) program as usize,
             options(noreturn)

@@ -4,6 +4,7 @@
 mod devices;
 mod entry;
 mod kick;
+mod state;
 mod vcpu;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::report::{self, VcpuReport};
 use crate::{LabError, image};
 
 pub use devices::{Devices, NoDevices, Refused};
+pub use state::{VcpuState, set_tsc_offset, tsc_offset};
 pub use vcpu::End;
 
 /// The Hyper-V MSRs, all of which are ours.

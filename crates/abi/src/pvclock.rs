@@ -214,6 +214,13 @@ impl Record {
         self.version.load(Ordering::Relaxed)
     }
 
+    /// The version word itself, for a reader that keeps a copy of the fields and watches for a change.
+    #[must_use]
+    #[inline]
+    pub const fn version_word(&self) -> &AtomicU32 {
+        &self.version
+    }
+
     /// Consistent contents together with what `counter` gave between the two looks at the version.
     ///
     /// # Errors

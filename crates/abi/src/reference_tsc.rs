@@ -132,6 +132,13 @@ impl ReferenceTscPage {
         self.sequence.load(Ordering::Relaxed)
     }
 
+    /// The sequence word itself, for a reader that keeps a copy of the fields and watches for a change.
+    #[must_use]
+    #[inline]
+    pub const fn sequence_word(&self) -> &AtomicU32 {
+        &self.sequence
+    }
+
     /// Consistent parameters together with what `counter` gave between the two looks at the sequence.
     ///
     /// # Errors

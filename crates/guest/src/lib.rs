@@ -12,3 +12,6 @@ pub mod counter;
 pub mod cpuid;
 pub mod pvclock;
 pub mod reference_tsc;
+
+#[cfg(all(feature = "std", target_os = "linux", not(loom)))]
+pub mod linux;

@@ -2,3 +2,6 @@
 #![forbid(unsafe_code)]
 //! x
 extern crate alloc;
+
+/// The local APIC timer.
+pub mod apic;

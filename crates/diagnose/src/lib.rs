@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod evidence;
+pub mod forensics;
 pub mod intake;
 
 pub use evidence::Evidence;

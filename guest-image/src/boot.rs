@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::contract::HELLO_PORT;
-use crate::{cpu, experiment, instruction};
+use crate::{cpu, experiment, instruction, pages};
 
 /// Set by the PVH entry: no VMM of this project loaded us.
 #[unsafe(no_mangle)]
@@ -19,6 +19,9 @@ extern "C" fn boot(index: u64) -> ! {
     cpu::init(index);
     if !by_pvh() {
         instruction::out32(HELLO_PORT, index as u32);
+    }
+    if index == 0 {
+        pages::register_reference();
     }
     cpu::enter_user(experiment::run)
 }

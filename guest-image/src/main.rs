@@ -15,6 +15,7 @@ mod experiment;
 mod gate;
 mod instruction;
 mod loops;
+mod pages;
 mod report;
 mod serial;
 mod trap;

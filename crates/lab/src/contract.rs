@@ -11,10 +11,6 @@ pub const PAGE_TABLES_GPA: u64 = 0x9000;
 pub const TRAMPOLINE_GPA: u64 = 0x8000;
 /// The job, as [`Job::to_words`].
 pub const JOB_GPA: u64 = 0x1_0000;
-/// The pvclock record that the VMM publishes without being asked, one 64-byte slot a vCPU.
-pub const PVCLOCK_OURS_GPA: u64 = 0x1_1000;
-/// Where a second reference TSC page is published beside KVM's own.
-pub const REFERENCE_PAGE_OURS_GPA: u64 = 0x1_2000;
 /// The first report slot; one of [`REPORT_BYTES`] for each vCPU.
 pub const REPORT_GPA: u64 = 0x2_0000;
 /// Size of a report slot in bytes.
@@ -41,6 +37,9 @@ pub const SERIAL_PORT: u16 = 0x3F8;
 
 /// An MSR that the VMM answers at once with 0: the bare cost of an exit to user space.
 pub const NULL_MSR: u32 = 0x4000_01F0;
+
+/// What a write of KVM's system-time MSR (0x4b564d01) does, but to our own publisher: KVM answers the real one itself.
+pub const OUR_SYSTEM_TIME_MSR: u32 = 0x4000_01F1;
 
 /// First word of a job.
 pub const JOB_MAGIC: u64 = 0x6368_726f_6e6f_3031;
@@ -245,7 +244,7 @@ impl Record {
     }
 }
 
-/// Rows of the clock table; their number is the bit in [`Job::rows`]. Values: total cycles of the best round, reads, extra.
+/// Rows of the clock table; their number is the bit in [`Job::rows`]. Values: total cycles of the best round, reads, cycles of the median round.
 pub mod row {
     /// `rdtsc`, unordered.
     pub const RDTSC: u32 = 0;
@@ -267,7 +266,7 @@ pub mod row {
     pub const SCHED_CLOCK_PAGE: u32 = 8;
     /// The scheduler clock on the MSR.
     pub const SCHED_CLOCK_MSR: u32 = 9;
-    /// `rdtsc` under CR4.TSD, emulated by the kernel. Extra: traps counted.
+    /// `rdtsc` under CR4.TSD, emulated by the guest's kernel.
     pub const TRAPPED_RDTSC: u32 = 10;
     /// Our hypercall page, whose code is an `out`.
     pub const HYPERCALL_TIME: u32 = 11;
@@ -305,6 +304,18 @@ pub mod record {
     pub const MIGRATE_STEPS: u32 = 0x107;
     /// Reads and largest gap during migration: clock number (row), reads, largest gap (ns).
     pub const MIGRATE_GAP: u32 = 0x108;
-    /// A row ran but means nothing here: row, reason.
+    /// A row could not be measured: row, one of [`super::void`], detail.
     pub const ROW_VOID: u32 = 0x109;
+}
+
+/// Why a row could not be measured.
+pub mod void {
+    /// CR4.TSD is not enforced: `rdtsc` ran untrapped.
+    pub const NOT_TRAPPED: u64 = 1;
+    /// The hypervisor refused the clock's MSR.
+    pub const REFUSED: u64 = 2;
+    /// The clock gave no time: its record is not stable, or its page not valid.
+    pub const NOT_VALID: u64 = 3;
+    /// The hypercall failed; detail: its result.
+    pub const HYPERCALL_FAILED: u64 = 4;
 }

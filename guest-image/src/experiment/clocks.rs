@@ -1,61 +1,150 @@
 //! What one read of each clock costs.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::contract::{Job, NULL_MSR, TIME_PORT, row};
+use chronovisor_abi::msr::Msr;
+use chronovisor_guest::clock::GuestClock;
+use chronovisor_guest::counter::{lfence_rdtsc, rdtsc, rdtscp};
+
+use crate::contract::{Job, NULL_MSR, TIME_PORT, record, row, void};
+use crate::experiment::barrier;
 use crate::gate::in_ring0;
-use crate::{cpu, gate, instruction, loops, report};
+use crate::loops::{Rounds, time};
+use crate::pages::{self, kernel, user};
+use crate::{cpu, gate, instruction, report};
 
-/// All CPUs of the job arrive before any leaves.
-pub fn barrier(vcpus: u64) {
-    static ARRIVED: AtomicU64 = AtomicU64::new(0);
-    let turn = ARRIVED.fetch_add(1, Ordering::AcqRel) / vcpus;
-    while ARRIVED.load(Ordering::Acquire) < (turn + 1) * vcpus {
-        core::hint::spin_loop();
-    }
-}
-
-/// Runs the rows of the job that this CPU has.
+/// Runs the rows of the job, all CPUs at once.
 pub fn run(job: &Job) {
-    let exits = job.reads_exit;
-    both(job, row::RDTSC, rdtsc);
-    both(job, row::LFENCE_RDTSC, instruction::ordered_tsc);
-    both(job, row::RDTSCP, rdtscp);
-    user(job, row::NULL_MSR_EXIT, exits, || gate::rdmsr(NULL_MSR));
-    kernel(job, row::NULL_MSR_EXIT, exits, || {
-        instruction::rdmsr(NULL_MSR)
-    });
-    user(job, row::REFERENCE_COUNTER_MSR, exits, || {
-        gate::rdmsr(0x4000_0020)
-    });
-    kernel(job, row::REFERENCE_COUNTER_MSR, exits, || {
-        instruction::rdmsr(0x4000_0020)
-    });
-    user(job, row::TRAP_ROUND_TRIP, exits, || {
+    let taken = in_ring0(|| pages::register_pvclock().map(|result| result.is_ok()));
+    let rows = Rows { job };
+    rows.both(row::RDTSC, || rdtsc().as_ticks());
+    rows.both(row::LFENCE_RDTSC, || lfence_rdtsc().as_ticks());
+    rows.both(row::RDTSCP, || rdtscp().0.as_ticks());
+    rows.exits(
+        row::NULL_MSR_EXIT,
+        || gate::rdmsr(NULL_MSR),
+        || instruction::rdmsr(NULL_MSR),
+    );
+    rows.user(row::TRAP_ROUND_TRIP, job.reads_exit, || {
         gate::nothing();
         0
     });
-    both_exit(job, row::CPUID, || u64::from(instruction::cpuid(0, 0)[0]));
-    both_exit(job, row::HYPERCALL_TIME, hypercall_time);
+    let cpuid = || u64::from(instruction::cpuid(0, 0)[0]);
+    rows.exits(row::CPUID, cpuid, cpuid);
+    rows.exits(row::HYPERCALL_TIME, hypercall_time, hypercall_time);
+    reference(&rows);
+    pvclock(&rows, taken);
+    trapped(&rows);
 }
 
-fn rdtsc() -> u64 {
-    let (low, high): (u64, u64);
-    // SAFETY: reads the counter only.
-    unsafe {
-        asm!("rdtsc", out("rax") low, out("rdx") high, options(nomem, nostack, preserves_flags))
-    };
-    (high << 32) | low
+fn reference(rows: &Rows<'_>) {
+    if !pages::has_reference() {
+        for row in [row::REFERENCE_TSC_PAGE, row::REFERENCE_COUNTER_MSR] {
+            rows.void(row, void::REFUSED, 0);
+        }
+        return;
+    }
+    if user::reference().read().is_err() {
+        rows.void(
+            row::REFERENCE_TSC_PAGE,
+            void::NOT_VALID,
+            u64::from(pages::REFERENCE.sequence()),
+        );
+    } else {
+        // Zero if the page turned invalid meanwhile: the agreement run would notice.
+        rows.user(row::REFERENCE_TSC_PAGE, rows.job.reads_user, || {
+            user::reference()
+                .read()
+                .map_or(0, |reading| reading.time.as_100ns())
+        });
+        rows.kernel(row::REFERENCE_TSC_PAGE, rows.job.reads_kernel, || {
+            kernel::reference()
+                .read()
+                .map_or(0, |reading| reading.time.as_100ns())
+        });
+    }
+    let msr = Msr::HV_TIME_REF_COUNT.0;
+    rows.exits(
+        row::REFERENCE_COUNTER_MSR,
+        || gate::rdmsr(msr),
+        || instruction::rdmsr(msr),
+    );
 }
 
-fn rdtscp() -> u64 {
-    let (low, high): (u64, u64);
-    // SAFETY: reads the counter only.
-    unsafe {
-        asm!("rdtscp", out("rax") low, out("rdx") high, out("ecx") _, options(nomem, nostack, preserves_flags))
+fn pvclock(rows: &Rows<'_>, taken: [bool; 2]) {
+    let records = [
+        (row::PVCLOCK_PAGE, pages::kvm_record()),
+        (row::PVCLOCK_PAGE_OURS, pages::our_record()),
+    ];
+    for ((row, record), taken) in records.into_iter().zip(taken) {
+        if !taken {
+            rows.void(row, void::REFUSED, 0);
+        } else if user::pvclock(record).read().is_err() {
+            rows.void(row, void::NOT_VALID, u64::from(record.load().flags.bits()));
+        } else {
+            rows.user(row, rows.job.reads_user, || {
+                user::pvclock(record)
+                    .read()
+                    .map_or(0, |reading| reading.time.as_ns())
+            });
+            rows.kernel(row, rows.job.reads_kernel, || {
+                kernel::pvclock(record)
+                    .read()
+                    .map_or(0, |reading| reading.time.as_ns())
+            });
+        }
+    }
+}
+
+/// CR4.TSD: the counter is the kernel's only, and `rdtsc` in ring 3 traps to the handler, which emulates it.
+fn trapped(rows: &Rows<'_>) {
+    const TSD: u64 = 1 << 2;
+    let row = row::TRAPPED_RDTSC;
+    if !rows.asked(row) {
+        return;
+    }
+    let traps = || {
+        cpu::this()
+            .emulated_rdtsc
+            .load(core::sync::atomic::Ordering::Relaxed)
     };
-    (high << 32) | low
+    let toggle = || {
+        in_ring0(|| {
+            let cr4: u64;
+            // SAFETY: ring 0; TSD decides on the counter's instructions in ring 3 alone.
+            unsafe {
+                asm!("mov {}, cr4", out(reg) cr4, options(nomem, nostack, preserves_flags));
+                asm!("mov cr4, {}", in(reg) cr4 ^ TSD, options(nostack, preserves_flags));
+            }
+        });
+    };
+    report::step(row);
+    toggle();
+    let before = traps();
+    let probe = rdtsc().as_ticks();
+    crate::loops::keep(probe);
+    let trapped = traps() > before;
+    // The brackets of the loop would trap too: they are taken in ring 0.
+    let reads = rows.job.reads_exit;
+    let mut best = u64::MAX;
+    let mut all = 0;
+    if trapped {
+        for _ in 0..rows.job.rounds {
+            let start = in_ring0(instruction::ordered_tsc);
+            for _ in 0..reads {
+                crate::loops::keep(rdtsc().as_ticks());
+            }
+            let round = in_ring0(instruction::ordered_tsc).wrapping_sub(start);
+            best = best.min(round);
+            all += round;
+        }
+    }
+    toggle();
+    if trapped {
+        report::push(row, 3, [best, reads, all / rows.job.rounds]);
+    } else {
+        rows.void(row, void::NOT_TRAPPED, 0);
+    }
 }
 
 /// The VMM answers in RAX.
@@ -68,43 +157,53 @@ fn hypercall_time() -> u64 {
     time
 }
 
-#[inline(always)]
-fn both(job: &Job, row: u32, read: impl Fn() -> u64 + Copy) {
-    user(job, row, job.reads_user, read);
-    kernel(job, row, job.reads_kernel, read);
+struct Rows<'a> {
+    job: &'a Job,
 }
 
-#[inline(always)]
-fn both_exit(job: &Job, row: u32, read: impl Fn() -> u64 + Copy) {
-    user(job, row, job.reads_exit, read);
-    kernel(job, row, job.reads_exit, read);
-}
-
-#[inline(always)]
-fn user(job: &Job, row: u32, reads: u64, read: impl Fn() -> u64) {
-    if job.rows >> row & 1 == 1 {
-        report::step(row);
-        barrier(job.vcpus);
-        let best = loops::best_of(job.rounds, reads, read);
-        report::push(
-            row,
-            3,
-            [best, reads, cpu::this().index.load(Ordering::Relaxed)],
-        );
+impl Rows<'_> {
+    fn asked(&self, row: u32) -> bool {
+        self.job.rows >> row & 1 == 1
     }
-}
 
-#[inline(always)]
-fn kernel(job: &Job, row: u32, reads: u64, read: impl Fn() -> u64) {
-    if job.rows >> (32 + row) & 1 == 1 {
-        report::step(32 + row);
-        barrier(job.vcpus);
-        let rounds = job.rounds;
-        let best = in_ring0(|| loops::best_of(rounds, reads, read));
-        report::push(
-            row,
-            0,
-            [best, reads, cpu::this().index.load(Ordering::Relaxed)],
-        );
+    fn void(&self, row: u32, reason: u64, detail: u64) {
+        if self.asked(row) || self.asked(32 + row) {
+            report::push(record::ROW_VOID, 3, [u64::from(row), reason, detail]);
+        }
+    }
+
+    /// A read without an exit, in both rings.
+    #[inline(always)]
+    fn both(&self, row: u32, read: impl Fn() -> u64 + Copy) {
+        self.user(row, self.job.reads_user, read);
+        self.kernel(row, self.job.reads_kernel, read);
+    }
+
+    /// A read that exits or traps, as each ring does it.
+    #[inline(always)]
+    fn exits(&self, row: u32, in_user: impl Fn() -> u64, in_kernel: impl Fn() -> u64) {
+        self.user(row, self.job.reads_exit, in_user);
+        self.kernel(row, self.job.reads_exit, in_kernel);
+    }
+
+    #[inline(always)]
+    fn user(&self, row: u32, reads: u64, read: impl Fn() -> u64) {
+        if self.asked(row) {
+            report::step(row);
+            barrier(self.job.vcpus);
+            let Rounds { best, median } = time(self.job.rounds, reads, read);
+            report::push(row, 3, [best, reads, median]);
+        }
+    }
+
+    #[inline(always)]
+    fn kernel(&self, row: u32, reads: u64, read: impl Fn() -> u64) {
+        if self.asked(32 + row) {
+            report::step(32 + row);
+            barrier(self.job.vcpus);
+            let rounds = self.job.rounds;
+            let Rounds { best, median } = in_ring0(|| time(rounds, reads, read));
+            report::push(row, 0, [best, reads, median]);
+        }
     }
 }

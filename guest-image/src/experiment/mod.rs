@@ -4,6 +4,8 @@ mod clocks;
 mod hostile;
 mod timers;
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 use crate::contract::{experiment, status};
 use crate::report;
 
@@ -20,4 +22,16 @@ pub extern "C" fn run() -> ! {
         _ => report::finish(status::BAD_JOB),
     }
     report::finish(status::DONE)
+}
+
+/// All CPUs of the job arrive before any leaves.
+pub fn barrier(vcpus: u64) {
+    static ARRIVED: AtomicU64 = AtomicU64::new(0);
+    if vcpus < 2 {
+        return;
+    }
+    let turn = ARRIVED.fetch_add(1, Ordering::AcqRel) / vcpus;
+    while ARRIVED.load(Ordering::Acquire) < (turn + 1) * vcpus {
+        core::hint::spin_loop();
+    }
 }

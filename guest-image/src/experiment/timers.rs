@@ -59,7 +59,10 @@ pub fn run(job: &Job) {
             }
             _ => {
                 wrmsr(STIMER0_COUNT, period);
-                wrmsr(STIMER0_CONFIG, STIMER_ENABLE_PERIODIC_DIRECT | VECTOR << STIMER_VECTOR_SHIFT);
+                wrmsr(
+                    STIMER0_CONFIG,
+                    STIMER_ENABLE_PERIODIC_DIRECT | VECTOR << STIMER_VECTOR_SHIFT,
+                );
                 while seen() < ticks {
                     wait_for_interrupt();
                 }

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // the TSC offset is a device attribute that KVM reads and writes by address
 
 use kvm_bindings::{
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs,
-    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_lapic_state, kvm_mp_state,
+    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
@@ -13,8 +13,18 @@ use super::Apic;
 use crate::LabError;
 
 // kvm-ioctls has the two for Arm's vCPUs only.
-ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xE1, kvm_device_attr);
-ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, kvm_bindings::KVMIO, 0xE2, kvm_device_attr);
+ioctl_iow_nr!(
+    KVM_SET_DEVICE_ATTR,
+    kvm_bindings::KVMIO,
+    0xE1,
+    kvm_device_attr
+);
+ioctl_iow_nr!(
+    KVM_GET_DEVICE_ATTR,
+    kvm_bindings::KVMIO,
+    0xE2,
+    kvm_device_attr
+);
 
 /// What a stopped vCPU is made of, clocks excepted: those are the experiment's business.
 pub struct VcpuState {
@@ -41,16 +51,24 @@ impl VcpuState {
                 .then(|| fd.get_mp_state())
                 .transpose()
                 .map_err(LabError::vcpu("KVM_GET_MP_STATE", index))?,
-            regs: fd.get_regs().map_err(LabError::vcpu("KVM_GET_REGS", index))?,
-            sregs: fd.get_sregs().map_err(LabError::vcpu("KVM_GET_SREGS", index))?,
+            regs: fd
+                .get_regs()
+                .map_err(LabError::vcpu("KVM_GET_REGS", index))?,
+            sregs: fd
+                .get_sregs()
+                .map_err(LabError::vcpu("KVM_GET_SREGS", index))?,
             lapic: in_kernel
                 .then(|| fd.get_lapic())
                 .transpose()
                 .map_err(LabError::vcpu("KVM_GET_LAPIC", index))?,
-            events: fd.get_vcpu_events().map_err(LabError::vcpu("KVM_GET_VCPU_EVENTS", index))?,
+            events: fd
+                .get_vcpu_events()
+                .map_err(LabError::vcpu("KVM_GET_VCPU_EVENTS", index))?,
             // A CPU without XSAVE has none.
             xcrs: fd.get_xcrs().ok(),
-            xsave: fd.get_xsave().map_err(LabError::vcpu("KVM_GET_XSAVE", index))?,
+            xsave: fd
+                .get_xsave()
+                .map_err(LabError::vcpu("KVM_GET_XSAVE", index))?,
         })
     }
 
@@ -62,20 +80,26 @@ impl VcpuState {
     /// [`LabError::Kvm`] names the call.
     pub fn restore(&self, fd: &VcpuFd, index: u32) -> Result<(), LabError> {
         if let Some(mp_state) = self.mp_state {
-            fd.set_mp_state(mp_state).map_err(LabError::vcpu("KVM_SET_MP_STATE", index))?;
+            fd.set_mp_state(mp_state)
+                .map_err(LabError::vcpu("KVM_SET_MP_STATE", index))?;
         }
-        fd.set_sregs(&self.sregs).map_err(LabError::vcpu("KVM_SET_SREGS", index))?;
-        fd.set_regs(&self.regs).map_err(LabError::vcpu("KVM_SET_REGS", index))?;
+        fd.set_sregs(&self.sregs)
+            .map_err(LabError::vcpu("KVM_SET_SREGS", index))?;
+        fd.set_regs(&self.regs)
+            .map_err(LabError::vcpu("KVM_SET_REGS", index))?;
         if let Some(xcrs) = &self.xcrs {
-            fd.set_xcrs(xcrs).map_err(LabError::vcpu("KVM_SET_XCRS", index))?;
+            fd.set_xcrs(xcrs)
+                .map_err(LabError::vcpu("KVM_SET_XCRS", index))?;
         }
         // SAFETY: the area comes from a vCPU of the same kernel with the same features, and no feature beyond the first
         // 4096 bytes was ever enabled.
         unsafe { fd.set_xsave(&self.xsave) }.map_err(LabError::vcpu("KVM_SET_XSAVE", index))?;
         if let Some(lapic) = &self.lapic {
-            fd.set_lapic(lapic).map_err(LabError::vcpu("KVM_SET_LAPIC", index))?;
+            fd.set_lapic(lapic)
+                .map_err(LabError::vcpu("KVM_SET_LAPIC", index))?;
         }
-        fd.set_vcpu_events(&self.events).map_err(LabError::vcpu("KVM_SET_VCPU_EVENTS", index))
+        fd.set_vcpu_events(&self.events)
+            .map_err(LabError::vcpu("KVM_SET_VCPU_EVENTS", index))
     }
 }
 
@@ -109,6 +133,8 @@ pub fn set_tsc_offset(fd: &VcpuFd, index: u32, offset: u64) -> Result<(), LabErr
     // SAFETY: the descriptor is a vCPU's; KVM reads 8 bytes from `value` during the call.
     match unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) } {
         0 => Ok(()),
-        _ => Err(LabError::vcpu("KVM_SET_DEVICE_ATTR(TSC_OFFSET)", index)(vmm_sys_util::errno::Error::last())),
+        _ => Err(LabError::vcpu("KVM_SET_DEVICE_ATTR(TSC_OFFSET)", index)(
+            vmm_sys_util::errno::Error::last(),
+        )),
     }
 }

@@ -1,0 +1,109 @@
+//! The clock pages of this guest and their registration.
+//!
+//! The reference TSC page is a static, so that it can be registered as the guest's first act, before anything reads a clock.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use chronovisor_abi::msr::{ENABLE, Msr};
+use chronovisor_abi::pvclock::{Record, Slot};
+use chronovisor_abi::quantity::RefTime;
+use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_guest::counter::{LfenceRdtsc, Rdtscp};
+use chronovisor_guest::pvclock::{SharedRecord, StableBit};
+use chronovisor_guest::reference_tsc::ReferencePage;
+
+use crate::contract::{MAX_VCPUS, OUR_SYSTEM_TIME_MSR};
+use crate::instruction::{Refused, rdmsr, try_wrmsr};
+use crate::{cpu, gate};
+
+/// The page that the reference TSC MSR names.
+pub static REFERENCE: ReferenceTscPage = ReferenceTscPage::new();
+
+#[repr(C, align(4096))]
+struct Records([u64; MAX_VCPUS as usize * 8]);
+
+// Plain memory until the hypervisor fills it: a record's all-zero state.
+static KVM_RECORDS: Records = Records([0; MAX_VCPUS as usize * 8]);
+static OUR_RECORDS: Records = Records([0; MAX_VCPUS as usize * 8]);
+
+/// What became of the reference page: 0 not tried, 1 registered, 2 refused.
+static REFERENCE_STATE: AtomicU64 = AtomicU64::new(0);
+
+/// Registers the reference TSC page; ring 0, the boot CPU's first act.
+pub fn register_reference() {
+    let done = try_wrmsr(
+        Msr::HV_REFERENCE_TSC.0,
+        (&raw const REFERENCE) as u64 | ENABLE,
+    );
+    REFERENCE_STATE.store(if done.is_ok() { 1 } else { 2 }, Ordering::Relaxed);
+}
+
+/// Whether the hypervisor took the reference page.
+pub fn has_reference() -> bool {
+    REFERENCE_STATE.load(Ordering::Relaxed) == 1
+}
+
+fn slot(records: &'static Records, cpu: u64) -> &'static Slot {
+    // SAFETY: the array is static, aligned and has a slot for each CPU; a slot is made of atomics and valid for any bits.
+    unsafe { &*(&raw const *records).cast::<Slot>().add(cpu as usize) }
+}
+
+/// Registers this CPU's pvclock records; ring 0. Says what became of KVM's and of ours.
+pub fn register_pvclock() -> [Result<(), Refused>; 2] {
+    let cpu = cpu::this().index.load(Ordering::Relaxed);
+    [
+        (Msr::KVM_SYSTEM_TIME.0, &KVM_RECORDS),
+        (OUR_SYSTEM_TIME_MSR, &OUR_RECORDS),
+    ]
+    .map(|(msr, records)| try_wrmsr(msr, core::ptr::from_ref(slot(records, cpu)) as u64 | ENABLE))
+}
+
+/// KVM's own record of CPU 0.
+pub fn kvm_record() -> &'static Record {
+    &slot(&KVM_RECORDS, 0).record
+}
+
+/// The record of CPU 0 that our host crate fills.
+pub fn our_record() -> &'static Record {
+    &slot(&OUR_RECORDS, 0).record
+}
+
+/// Readers for ring 3.
+pub mod user {
+    use super::*;
+
+    /// The reference page.
+    pub fn reference() -> ReferencePage<'static, Rdtscp> {
+        ReferencePage::new(&REFERENCE, Rdtscp)
+    }
+
+    /// A pvclock record.
+    pub fn pvclock(record: &'static Record) -> SharedRecord<'static, Rdtscp> {
+        SharedRecord::new(record, Rdtscp, StableBit::Advertised)
+    }
+
+    /// The reference counter MSR, through the call gate.
+    pub fn counter_msr() -> RefTime {
+        RefTime::from_100ns(gate::rdmsr(Msr::HV_TIME_REF_COUNT.0))
+    }
+}
+
+/// Readers for ring 0, where a software-only KVM has no `rdtscp`.
+pub mod kernel {
+    use super::*;
+
+    /// The reference page.
+    pub fn reference() -> ReferencePage<'static, LfenceRdtsc> {
+        ReferencePage::new(&REFERENCE, LfenceRdtsc)
+    }
+
+    /// A pvclock record.
+    pub fn pvclock(record: &'static Record) -> SharedRecord<'static, LfenceRdtsc> {
+        SharedRecord::new(record, LfenceRdtsc, StableBit::Advertised)
+    }
+
+    /// The reference counter MSR.
+    pub fn counter_msr() -> RefTime {
+        RefTime::from_100ns(rdmsr(Msr::HV_TIME_REF_COUNT.0))
+    }
+}

@@ -1,7 +1,19 @@
+//! Publishes the clocks and runs the timers of a virtual machine, for virtual-machine monitors on KVM-like and Hyper-V-like interfaces.
+//!
+//! Everything here is a pure function of its state and the readings that the caller passes in: no clock is read, nothing waits, nothing
+//! is allocated after construction.
+
 #![no_std]
 #![forbid(unsafe_code)]
-//! x
+
 extern crate alloc;
 
-/// The local APIC timer.
+#[cfg(test)]
+extern crate std;
+
+pub mod guest_memory;
+pub mod kvmclock;
+pub mod partition_clock;
+mod reference_tsc;
+
 pub mod apic;

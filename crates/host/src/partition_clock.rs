@@ -1,0 +1,382 @@
+//! One exact clock behind pvclock, the reference TSC page, the reference counter and VMClock.
+//!
+//! # Theory
+//!
+//! The master is one exact rational line a epoch from the guest's counter to its time. Every encoding is derived from it and starts, at
+//! each update, at the value that it showed before:
+//!
+//! | encoding | granularity | parts from the master by |
+//! | --- | --- | --- |
+//! | pvclock record | 1 ns, and the ticks that the shift drops (less than 1 ns) | 0.47 ppb at most, until the drift budget is used up |
+//! | reference page and counter | 100 ns | the drift budget at most |
+//!
+//! # Practice
+//!
+//! An update of the partition's pages has two calls, with the VMM's counter reading between them:
+//!
+//! ```
+//! use chronovisor_abi::quantity::{Hertz, Tsc};
+//! use chronovisor_host::partition_clock::{Change, Config, PartitionClock};
+//! # use chronovisor_abi::{pvclock, reference_tsc};
+//! # use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
+//! # struct NoMemory;
+//! # impl GuestMemory for NoMemory {
+//! #     fn pvclock_record(&self, _: GuestAddress) -> Option<&pvclock::Record> { None }
+//! #     fn wall_clock_record(&self, _: GuestAddress) -> Option<&pvclock::WallClockRecord> { None }
+//! #     fn reference_tsc_page(&self, _: GuestAddress) -> Option<&reference_tsc::ReferenceTscPage> { None }
+//! # }
+//! # let memory = NoMemory;
+//! # let guest_tsc = || Tsc::from_ticks(2_600_000_000);
+//! let rate = Hertz::from_hz(2_600_000_000).expect("not zero");
+//! let mut clock = PartitionClock::start(Config::for_vcpus(4), rate, Tsc::from_ticks(0))?;
+//! let open = clock.begin_update(Change::Frequency(Hertz::from_hz(2_100_000_000).expect("not zero")), &memory)?;
+//! open.publish(guest_tsc())?; // an ordered reading, taken after `begin_update` returned
+//! assert_eq!(clock.exact_time_at(Tsc::from_ticks(4_700_000_000)).floor().as_ns(), 2_000_000_000);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `begin_update` marks each page that will change as invalid and waits until every CPU sees it, so a reader that still uses the old line
+//! read its counter before the VMM did, and one that uses the new line after it.
+//!
+//! # Migration
+//!
+//! A restored clock is held: its pages stay invalid until an update with [`Change::Resume`].
+//!
+//! # Caveats
+//!
+//! The counter is taken not to wrap: a reference page cannot be right on both sides of 2^64, by its definition. Time ends after 584 years.
+//!
+//! # References
+//!
+//! Hyper-V TLFS, "Partition Reference Time Enlightenment"; Linux `Documentation/virt/kvm/x86/msr.rst`.
+
+mod exact;
+mod pvclock_line;
+mod reference_line;
+mod update;
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use chronovisor_abi::pvclock::Flags;
+use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc, TscDelta};
+use chronovisor_abi::scale::ScaleError;
+use chronovisor_abi::seqlock::sync::{Ordering, fence};
+
+use crate::guest_memory::GuestMemory;
+use crate::kvmclock::{self, VcpuTsc};
+use crate::reference_tsc;
+
+pub use exact::ExactNanos;
+pub(crate) use exact::Master;
+pub(crate) use pvclock_line::PvclockLine;
+pub use update::{Change, OpenUpdate, Published, UpdateError};
+
+use pvclock_line::Multipliers;
+use reference_line::ReferenceLine;
+
+/// A virtual processor's index, from 0; what TLFS calls the VP index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct VcpuIndex(pub u32);
+
+/// What a VMM chooses about a partition's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How many vCPUs there can be; room for each record is made at construction.
+    pub vcpus: u32,
+    /// How far an encoding may drift from the master before it is re-based.
+    pub drift_budget: Nanos,
+}
+
+impl Config {
+    /// Room for `vcpus` vCPUs and a drift budget of 100 ns.
+    #[must_use]
+    pub const fn for_vcpus(vcpus: u32) -> Self {
+        Self {
+            vcpus,
+            drift_budget: Nanos::from_ns(100),
+        }
+    }
+}
+
+/// What a read of the reference counter gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum CounterRead {
+    /// The counter, above every value that it gave before.
+    Time(RefTime),
+    /// The counter has not moved since its last read, or an update was published after the reading was taken: read the vCPU's TSC again until
+    /// it is at least this (less than 100 ns away), and ask again.
+    NotBefore(Tsc),
+    /// The clock of a restored partition has not been set: no vCPU may run yet.
+    Held,
+}
+
+/// Whether the partition's clock runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Restored, and no page valid yet.
+    Held,
+    Running,
+}
+
+/// The one clock of a partition.
+#[derive(Debug)]
+pub struct PartitionClock {
+    budget: Nanos,
+    phase: Phase,
+    master: Master,
+    multipliers: Multipliers,
+    pvclock: PvclockLine,
+    reference: ReferenceLine,
+    records: Box<[kvmclock::Publisher]>,
+    /// How many of them belong to vCPUs that count otherwise than the partition.
+    skewed: u32,
+    page: reference_tsc::Publisher,
+    /// The last value that the counter MSR gave.
+    last_count: Option<RefTime>,
+}
+
+impl PartitionClock {
+    /// A clock that stands at 0 when the guest's counter stands at `now` and runs at `rate` of it.
+    ///
+    /// # Errors
+    ///
+    /// [`ScaleError::OutOfPvclockRange`] below 0.5 Hz and above 4.2 * 10^18 Hz.
+    pub fn start(config: Config, rate: Hertz, now: Tsc) -> Result<Self, ScaleError> {
+        let multipliers = Multipliers::of(rate)?;
+        let master = Master::new(now, ExactNanos::ZERO, rate);
+        let slots = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
+        Ok(Self {
+            budget: config.drift_budget,
+            phase: Phase::Running,
+            master,
+            pvclock: PvclockLine::first(&master, &multipliers),
+            reference: ReferenceLine::first(&master, ExactNanos::ZERO),
+            multipliers,
+            records: vec![kvmclock::Publisher::default(); slots].into_boxed_slice(),
+            skewed: 0,
+            page: reference_tsc::Publisher::default(),
+            last_count: None,
+        })
+    }
+
+    /// The rate of the guest's counter.
+    #[must_use]
+    pub const fn rate(&self) -> Hertz {
+        self.master.rate()
+    }
+
+    /// The master's time at `tsc`, at or after the last update, exact to 2^-64 ns.
+    #[must_use]
+    pub fn exact_time_at(&self, tsc: Tsc) -> ExactNanos {
+        self.master.at(tsc)
+    }
+
+    /// What pvclock shows at `tsc` of the partition's counter, at or after the last update.
+    #[must_use]
+    pub const fn pvclock_at(&self, tsc: Tsc) -> Nanos {
+        self.pvclock.at(tsc)
+    }
+
+    /// What the reference page and the counter MSR show at `tsc` of the partition's counter, at or after the last update.
+    #[must_use]
+    pub fn reference_at(&self, tsc: Tsc) -> RefTime {
+        self.reference.at(tsc, &self.master)
+    }
+
+    /// The counter value of the last update of the pvclock line and of the reference line, whichever is later: no older reading is accepted.
+    #[must_use]
+    pub const fn last_update(&self) -> Tsc {
+        let (pvclock, reference) = (self.pvclock.since(), self.reference.since());
+        if pvclock.is_before(reference) {
+            reference
+        } else {
+            pvclock
+        }
+    }
+
+    /// The counter value by which the VMM should have done an update with [`Change::Rebase`], or `None` if the encodings stay within the
+    /// drift budget for 2^63 ticks.
+    ///
+    /// ```
+    /// # use chronovisor_abi::quantity::{Hertz, Tsc};
+    /// # use chronovisor_host::partition_clock::{Config, PartitionClock};
+    /// let rate = |hz| Hertz::from_hz(hz).expect("not zero");
+    /// let start = Tsc::from_ticks(0);
+    /// // 2.6 GHz has no exact multiplier: 0.023 ppb use up 100 ns in 4300 s.
+    /// let clock = PartitionClock::start(Config::for_vcpus(1), rate(2_600_000_000), start)?;
+    /// assert_eq!(clock.next_rebase().map(|tsc| tsc.as_ticks() / 2_600_000_000), Some(4294));
+    /// // 1 GHz has one.
+    /// assert_eq!(PartitionClock::start(Config::for_vcpus(1), rate(1_000_000_000), start)?.next_rebase(), None);
+    /// # Ok::<(), chronovisor_abi::scale::ScaleError>(())
+    /// ```
+    #[must_use]
+    pub fn next_rebase(&self) -> Option<Tsc> {
+        let since = self.last_update();
+        // The distance from `since`; a due time before it is now.
+        let distance = |due: Tsc| {
+            if due.is_before(since) {
+                TscDelta::ZERO
+            } else {
+                due.wrapping_delta(since)
+            }
+        };
+        [
+            self.pvclock.rebase_due(&self.master, self.budget),
+            self.reference.rebase_due(&self.master),
+        ]
+        .into_iter()
+        .flatten()
+        .map(distance)
+        .min()
+        .map(|away| since.wrapping_add(away)) // wrapping: the counter itself wraps.
+    }
+
+    /// Reads the reference counter for `vcpu`, whose own TSC stands at `now`.
+    ///
+    /// Values are strictly increasing over all vCPUs, and one clock with the page: a page read before is never later, a page read
+    /// afterwards never earlier.
+    pub fn read_reference_counter(&mut self, vcpu: VcpuIndex, now: Tsc) -> CounterRead {
+        if self.phase == Phase::Held {
+            return CounterRead::Held;
+        }
+        let offset = self.vcpu_tsc(vcpu).offset();
+        let now = now.wrapping_sub(offset); // wrapping: the counter itself wraps.
+        if now.is_before(self.reference.since()) {
+            return CounterRead::NotBefore(self.reference.since().wrapping_add(offset)); // wrapping: as above
+        }
+        let time = self.reference.at(now, &self.master);
+        match self.last_count {
+            Some(last) if time <= last => match self.reference.first_after(last, &self.master) {
+                Some(tsc) => CounterRead::NotBefore(tsc.wrapping_add(offset)), // wrapping: as above
+                // The end of the counter's range: nothing exceeds the last value any more.
+                None => CounterRead::Time(time),
+            },
+            _ => {
+                self.last_count = Some(time);
+                CounterRead::Time(time)
+            }
+        }
+    }
+
+    /// How `vcpu`'s counter stands to the partition's.
+    #[must_use]
+    pub fn vcpu_tsc(&self, vcpu: VcpuIndex) -> VcpuTsc {
+        self.record(vcpu)
+            .map_or(VcpuTsc::Equal, kvmclock::Publisher::tsc)
+    }
+
+    /// Whether all vCPUs count the same: pvclock's stable flag is set and the reference page valid only then.
+    #[must_use]
+    pub const fn is_stable(&self) -> bool {
+        self.skewed == 0
+    }
+
+    /// The vCPU's system-time register, MSR 0x4b564d01; 0 for a vCPU that does not exist.
+    #[must_use]
+    pub fn system_time_register(&self, vcpu: VcpuIndex) -> u64 {
+        self.record(vcpu).map_or(0, kvmclock::Publisher::register)
+    }
+
+    /// The guest's write to the vCPU's system-time register: its record shows the partition's line at once. Other records are not
+    /// touched. `false` if there is no such vCPU or the address is not reachable.
+    pub fn write_system_time_register(
+        &mut self,
+        vcpu: VcpuIndex,
+        value: u64,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> bool {
+        let (flags, phase) = (self.record_flags(), self.phase);
+        let Some(record) = usize::try_from(vcpu.0)
+            .ok()
+            .and_then(|at| self.records.get_mut(at))
+        else {
+            return false;
+        };
+        record.set_register(value);
+        if phase == Phase::Held {
+            return false;
+        }
+        record.mark(memory);
+        fence(Ordering::SeqCst); // W2 of the sequence lock: the address may hold a record that is being read
+        record.publish(&self.pvclock, flags, memory)
+    }
+
+    /// The reference TSC register, MSR 0x40000021.
+    #[must_use]
+    pub const fn reference_tsc_register(&self) -> u64 {
+        self.page.register()
+    }
+
+    /// The guest's write to the reference TSC register: the page at the new address is valid at once if the clock can be shown there. `false` if
+    /// it is not, for whichever reason.
+    pub fn write_reference_tsc_register(
+        &mut self,
+        value: u64,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> bool {
+        self.page.set_register(value);
+        self.page.mark(memory);
+        fence(Ordering::SeqCst); // W2 of the sequence lock: the address may be that of the page as it was
+        match self.page_parameters() {
+            Some(parameters) => self.page.publish(&parameters, memory),
+            None => false,
+        }
+    }
+
+    /// Marks every page invalid until the next update is published: for a restored partition, before any vCPU runs.
+    pub fn hold(&mut self, memory: &(impl GuestMemory + ?Sized)) {
+        self.phase = Phase::Held;
+        for record in &self.records {
+            record.mark(memory);
+        }
+        self.page.mark(memory);
+        fence(Ordering::SeqCst); // W2 of the sequence lock
+    }
+
+    fn record(&self, vcpu: VcpuIndex) -> Option<&kvmclock::Publisher> {
+        self.records.get(usize::try_from(vcpu.0).ok()?)
+    }
+
+    /// vCPUs are counted, not events: one that is set equal twice is one vCPU.
+    fn set_vcpu_tsc(&mut self, vcpu: VcpuIndex, tsc: VcpuTsc) {
+        let Some(record) = usize::try_from(vcpu.0)
+            .ok()
+            .and_then(|at| self.records.get_mut(at))
+        else {
+            return;
+        };
+        let (before, after) = (record.tsc() != VcpuTsc::Equal, tsc != VcpuTsc::Equal);
+        record.set_tsc(tsc);
+        // Cannot underflow or overflow: at most one count a record.
+        self.skewed = self.skewed - u32::from(before) + u32::from(after);
+    }
+
+    /// The flags of every record, but for the one that belongs to the record itself.
+    const fn record_flags(&self) -> Flags {
+        if self.is_stable() {
+            Flags::TSC_STABLE
+        } else {
+            Flags::NONE
+        }
+    }
+
+    /// What the page shows, or `None` while it must not be valid.
+    fn page_parameters(&self) -> Option<chronovisor_abi::reference_tsc::Parameters> {
+        if self.phase == Phase::Running && self.is_stable() {
+            self.reference.parameters()
+        } else {
+            None
+        }
+    }
+
+    /// How far the timestamp must lie back for the most doubtful vCPU counter.
+    fn lead(&self) -> TscDelta {
+        self.records
+            .iter()
+            .map(|record| record.tsc().bound())
+            .max()
+            .unwrap_or_default()
+    }
+}

@@ -1,0 +1,232 @@
+//! The line of the reference counter, which the reference TSC page and the counter MSR both show.
+//!
+//! # Theory
+//!
+//! The page has no timestamp: its multiplier applies to the whole counter. So at a given counter value the line's sub-unit phase,
+//! `frac(tsc * scale / 2^64)`, follows from the multiplier, and a new line that starts at the old line's value lies up to one unit (100 ns)
+//! off the master, at random. Over many changes of the rate that would walk away. Where the exact multiplier would leave the budget
+//! it is therefore bent by the least amount that does not: one unit of the multiplier moves the phase by `tsc / 2^64` units, so after a day a bend of
+//! 10^-12 is enough. A bent line runs towards the master; when it is there a re-base straightens it.
+//!
+//! At or below 10 MHz the page has no multiplier. The MSR then shows the master itself, cut to units of 100 ns.
+//!
+//! # References
+//!
+//! Hyper-V TLFS, "Partition Reference Time Enlightenment".
+
+use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
+use chronovisor_abi::reference_tsc::Parameters;
+use chronovisor_abi::scale::ReferenceScale;
+use chronovisor_abi::wide;
+
+use super::exact::{self, ExactNanos, Master};
+
+/// The reference counter's line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReferenceLine {
+    form: Form,
+    /// The counter value from which on the line holds.
+    since: Tsc,
+    /// What the reference counter stands behind the master: time that passed while it was stopped and the other clocks were not.
+    behind: ExactNanos,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// The page's formula, with the exact multiplier of the rate.
+    Straight(Parameters),
+    /// The page's formula, with a multiplier that runs towards the master.
+    Bent(Parameters),
+    /// A counter too slow for the page: the master, not below `floor`.
+    Slow {
+        /// The old line's value at `since`.
+        floor: RefTime,
+    },
+}
+
+impl ReferenceLine {
+    /// The line of a clock that starts at the master's start.
+    pub(crate) fn first(master: &Master, behind: ExactNanos) -> Self {
+        let start = master.base();
+        let time = units_floor(master.at(start).saturating_sub(behind));
+        let form = match Parameters::through(start, time, master.rate()) {
+            Ok(parameters) => Form::Straight(parameters),
+            Err(_) => Form::Slow { floor: time },
+        };
+        Self {
+            form,
+            since: start,
+            behind,
+        }
+    }
+
+    /// The line with these parameters, as they were saved; straight if the multiplier is `rate`'s own.
+    pub(crate) fn from_parts(
+        parameters: Option<Parameters>,
+        floor: RefTime,
+        since: Tsc,
+        behind: ExactNanos,
+        rate: Hertz,
+    ) -> Self {
+        let form = match parameters {
+            Some(line) if ReferenceScale::from_frequency(rate) == Ok(line.scale) => {
+                Form::Straight(line)
+            }
+            Some(line) => Form::Bent(line),
+            None => Form::Slow { floor },
+        };
+        Self {
+            form,
+            since,
+            behind,
+        }
+    }
+
+    pub(crate) const fn since(&self) -> Tsc {
+        self.since
+    }
+
+    pub(crate) const fn behind(&self) -> ExactNanos {
+        self.behind
+    }
+
+    /// What the page shows, or `None` if the counter is too slow for it.
+    pub(crate) const fn parameters(&self) -> Option<Parameters> {
+        match self.form {
+            Form::Straight(parameters) | Form::Bent(parameters) => Some(parameters),
+            Form::Slow { .. } => None,
+        }
+    }
+
+    /// The reference counter at `tsc`.
+    pub(crate) fn at(&self, tsc: Tsc, master: &Master) -> RefTime {
+        match self.form {
+            Form::Straight(parameters) | Form::Bent(parameters) => parameters.time_at(tsc),
+            Form::Slow { floor } => {
+                units_floor(master.at(tsc).saturating_sub(self.behind)).max(floor)
+            }
+        }
+    }
+
+    /// The first counter value at or after `since` at which the reference counter exceeds `time`, or `None` if there is none.
+    pub(crate) fn first_after(&self, time: RefTime, master: &Master) -> Option<Tsc> {
+        let next = time.as_100ns().checked_add(1)?;
+        match self.form {
+            Form::Straight(line) | Form::Bent(line) => {
+                // hi64(tsc * scale) >= next - offset  <=>  tsc >= (next - offset) * 2^64 / scale, rounded up.
+                let ticks = next.wrapping_add_signed(line.offset.wrapping_neg()); // wrapping: the interface adds modulo 2^64.
+                let scale = u128::from(line.scale.as_raw());
+                let tsc = wide::mul_div_ceil(u128::from(ticks), 1 << 64, scale)?;
+                u64::try_from(tsc).ok().map(Tsc::from_ticks)
+            }
+            Form::Slow { .. } => {
+                let nanos = u128::from(next) * 100;
+                let nanos = Nanos::from_ns(u64::try_from(nanos).ok()?);
+                master.first_at_or_after(ExactNanos::from_nanos(nanos).saturating_add(self.behind))
+            }
+        }
+    }
+
+    /// How far the line lies above the master at `tsc`, before it is cut to units, in 2^-64 units of 100 ns.
+    pub(crate) fn error_at(&self, tsc: Tsc, master: &Master) -> i128 {
+        match self.form {
+            Form::Straight(line) | Form::Bent(line) => line_at(&line, tsc)
+                .wrapping_sub(units(master.at(tsc).saturating_sub(self.behind))) // wrapping: a distance, modulo 2^64 units
+                .cast_signed(),
+            Form::Slow { .. } => 0,
+        }
+    }
+
+    /// The line after an update at `now`, which starts at this line's value; `master` is the relation that holds from `now` on.
+    pub(crate) fn continued(
+        &self,
+        now: Tsc,
+        old_master: &Master,
+        master: &Master,
+        budget: Nanos,
+    ) -> Self {
+        let time = self.at(now, old_master);
+        let form = match Parameters::through(now, time, master.rate()) {
+            Ok(exact) => bend(
+                exact,
+                now,
+                time,
+                units(master.at(now).saturating_sub(self.behind)),
+                budget,
+            ),
+            Err(_) => Form::Slow { floor: time },
+        };
+        Self {
+            form,
+            since: now,
+            behind: self.behind,
+        }
+    }
+
+    /// The counter value at which a bent line has reached the master and can be straightened.
+    pub(crate) fn rebase_due(&self, master: &Master) -> Option<Tsc> {
+        let Form::Bent(line) = self.form else {
+            return None;
+        };
+        let span = exact::comparison_span(master.rate());
+        let ours = u128::from(span.as_ticks()) * u128::from(line.scale.as_raw());
+        let exact = units(exact::advance(master.rate(), span));
+        let per_span = ours.wrapping_sub(exact).cast_signed(); // wrapping: a distance
+        let error = self.error_at(self.since, master);
+        // The distance to zero is the distance to the far end of a budget of nothing.
+        exact::ticks_until(error, per_span, span, 0).map(|ticks| self.since.wrapping_add(ticks)) // wrapping: the counter itself wraps.
+    }
+}
+
+/// `exact` if it stays within 15/16 of the budget of `target` (the master at `now`, in 2^-64 units), else bent until it does.
+fn bend(exact: Parameters, now: Tsc, time: RefTime, target: u128, budget: Nanos) -> Form {
+    let bound = u128::from(budget.as_ns()) * (ONE_UNIT / 1600 * 15);
+    let bound = bound.min(ONE_UNIT << 32).cast_signed();
+    // wrapping: a distance, modulo 2^64 units
+    let error = line_at(&exact, now).wrapping_sub(target).cast_signed();
+    let correction = error.clamp(-bound, bound).saturating_sub(error);
+    if correction == 0 || now.as_ticks() == 0 {
+        return Form::Straight(exact);
+    }
+    // The phase must stay inside the unit that the old line shows.
+    let phase = i128::from(phase_at(&exact, now));
+    let wanted = phase
+        .saturating_add(correction)
+        .clamp(0, i128::from(u64::MAX));
+    // Towards zero: a step too many could take the phase out of the unit.
+    let steps = (wanted - phase) / i128::from(now.as_ticks());
+    let largest = i128::from(exact.scale.as_raw() >> 7);
+    let scale = i128::from(exact.scale.as_raw()) + steps.clamp(-largest, largest);
+    match u64::try_from(scale) {
+        Ok(scale) if scale != exact.scale.as_raw() => {
+            let scale = ReferenceScale::from_raw(scale);
+            // wrapping: the interface adds modulo 2^64.
+            let offset = time.as_100ns().wrapping_sub(scale.ticks(now)).cast_signed();
+            Form::Bent(Parameters { scale, offset })
+        }
+        _ => Form::Straight(exact),
+    }
+}
+
+const ONE_UNIT: u128 = 1 << 64;
+
+/// The line before it is cut to whole units, in 2^-64 units modulo 2^128.
+fn line_at(line: &Parameters, tsc: Tsc) -> u128 {
+    let ticks = u128::from(tsc.as_ticks()) * u128::from(line.scale.as_raw());
+    // wrapping: the interface adds modulo 2^64 units.
+    ticks.wrapping_add(u128::from(line.offset.cast_unsigned()) << 64)
+}
+
+/// The fraction of a unit that the page's formula drops at `tsc`, in 2^-64 units.
+fn phase_at(line: &Parameters, tsc: Tsc) -> u64 {
+    tsc.as_ticks().wrapping_mul(line.scale.as_raw()) // wrapping: the lower half of the product is what is asked for.
+}
+
+/// The time in 2^-64 units of 100 ns, rounded down.
+fn units(time: ExactNanos) -> u128 {
+    time.as_raw() / 100
+}
+
+fn units_floor(time: ExactNanos) -> RefTime {
+    RefTime::from_nanos_floor(time.floor())
+}

@@ -1,0 +1,260 @@
+//! Updates of the partition's pages: begin, read the counter, publish.
+
+use chronovisor_abi::pvclock::Flags;
+use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
+use chronovisor_abi::scale::ScaleError;
+use chronovisor_abi::seqlock::sync::{Ordering, fence};
+
+use super::pvclock_line::Multipliers;
+use super::{PartitionClock, Phase, VcpuIndex};
+use crate::guest_memory::GuestMemory;
+use crate::kvmclock::VcpuTsc;
+
+/// What an update changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The rate of the guest's counter from the update on.
+    Frequency(Hertz),
+    /// The encoding whose drift budget is used up first starts again at its own value, towards the master.
+    Rebase,
+    /// How a vCPU's counter stands to the partition's from the update on.
+    VcpuTsc {
+        /// The vCPU; one that does not exist changes nothing.
+        vcpu: VcpuIndex,
+        /// Its counter.
+        tsc: VcpuTsc,
+    },
+    /// Every enabled record tells its guest that it was stopped, until the guest answers.
+    GuestStopped,
+    /// A held clock runs, from its saved line.
+    Resume,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Published {
+    /// How many records were written.
+    pub records: u32,
+    /// Whether the reference page was written and is valid.
+    pub reference_page: bool,
+}
+
+/// Why an update could not be published; the old line then stands again, under new sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UpdateError {
+    /// The reading was not taken after `begin_update`.
+    #[error(
+        "the counter reading {} lies before the last update's {}: read the guest's counter after begin_update returns",
+        reading.as_ticks(),
+        last.as_ticks()
+    )]
+    ReadingBeforeLastUpdate {
+        /// The caller's reading.
+        reading: Tsc,
+        /// The reading of the last update.
+        last: Tsc,
+    },
+}
+
+/// Which lines an update replaces and which pages it writes; pages not named are not touched.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plan {
+    rate: Option<(Hertz, Multipliers)>,
+    vcpu_tsc: Option<(VcpuIndex, VcpuTsc)>,
+    pvclock_line: bool,
+    reference_line: bool,
+    records: bool,
+    page: bool,
+    resume: bool,
+}
+
+impl PartitionClock {
+    /// Marks every page that `change` will alter as invalid, on every CPU. The caller then takes an ordered reading of the guest's
+    /// counter and passes it to [`OpenUpdate::publish`]; readers in the guest wait meanwhile, so nothing else should happen in between.
+    ///
+    /// If the update is dropped the old line is published again, under new sequences.
+    ///
+    /// # Errors
+    ///
+    /// [`ScaleError::OutOfPvclockRange`] for a rate that a record cannot express; nothing is marked then.
+    pub fn begin_update<'a, M: GuestMemory + ?Sized>(
+        &'a mut self,
+        change: Change,
+        memory: &'a M,
+    ) -> Result<OpenUpdate<'a, M>, ScaleError> {
+        let plan = self.plan(change)?;
+        if plan.records {
+            for record in &self.records {
+                record.mark(memory);
+            }
+        }
+        if plan.page {
+            self.page.mark(memory);
+        }
+        if plan.records || plan.page {
+            fence(Ordering::SeqCst); // W2 of the sequence lock, once for all marks
+        }
+        Ok(OpenUpdate {
+            clock: self,
+            memory,
+            plan,
+            state: State::Open,
+        })
+    }
+
+    fn plan(&self, change: Change) -> Result<Plan, ScaleError> {
+        let everything = Plan {
+            pvclock_line: true,
+            reference_line: true,
+            records: true,
+            page: true,
+            ..Plan::default()
+        };
+        Ok(match change {
+            Change::Frequency(rate) if rate == self.rate() => Plan::default(),
+            Change::Frequency(rate) => Plan {
+                rate: Some((rate, Multipliers::of(rate)?)),
+                ..everything
+            },
+            Change::Rebase => self.plan_rebase(),
+            Change::VcpuTsc { vcpu, tsc }
+                if self.record(vcpu).is_none_or(|record| record.tsc() == tsc) =>
+            {
+                Plan::default()
+            }
+            Change::VcpuTsc { vcpu, tsc } => Plan {
+                vcpu_tsc: Some((vcpu, tsc)),
+                reference_line: false,
+                ..everything
+            },
+            Change::GuestStopped => Plan {
+                records: true,
+                ..Plan::default()
+            },
+            Change::Resume => Plan {
+                records: true,
+                page: true,
+                resume: true,
+                ..Plan::default()
+            },
+        })
+    }
+
+    fn plan_rebase(&self) -> Plan {
+        let pvclock = self.pvclock.rebase_due(&self.master, self.budget);
+        let reference = self.reference.rebase_due(&self.master);
+        let pvclock_first = match (pvclock, reference) {
+            (None, None) => return Plan::default(),
+            (Some(pvclock), Some(reference)) => pvclock.is_before(reference),
+            (pvclock, None) => pvclock.is_some(),
+            (None, Some(_)) => false,
+        };
+        Plan {
+            pvclock_line: pvclock_first,
+            records: pvclock_first,
+            reference_line: !pvclock_first,
+            page: !pvclock_first,
+            ..Plan::default()
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Published,
+}
+
+/// An update in progress: its pages are invalid until it is published or dropped.
+#[derive(Debug)]
+#[must_use = "the guest's clocks stand until the update is published or dropped"]
+pub struct OpenUpdate<'a, M: GuestMemory + ?Sized> {
+    clock: &'a mut PartitionClock,
+    memory: &'a M,
+    plan: Plan,
+    state: State,
+}
+
+impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
+    /// Derives the new lines at `now`, the guest's counter after [`PartitionClock::begin_update`] returned, and publishes them.
+    ///
+    /// # Errors
+    ///
+    /// [`UpdateError::ReadingBeforeLastUpdate`]; the old line stands again then.
+    pub fn publish(mut self, now: Tsc) -> Result<Published, UpdateError> {
+        let last = self.clock.last_update();
+        if now.is_before(last) {
+            return Err(UpdateError::ReadingBeforeLastUpdate { reading: now, last });
+        }
+        self.derive(now);
+        self.state = State::Published;
+        Ok(self.write())
+    }
+
+    fn derive(&mut self, now: Tsc) {
+        let Self { clock, plan, .. } = self;
+        let old = clock.master;
+        if let Some((rate, multipliers)) = plan.rate {
+            clock.master = old.continued(now, rate);
+            clock.multipliers = multipliers;
+        }
+        if let Some((vcpu, tsc)) = plan.vcpu_tsc {
+            clock.set_vcpu_tsc(vcpu, tsc);
+        }
+        if plan.pvclock_line {
+            let lead: TscDelta = clock.lead();
+            clock.pvclock = clock
+                .pvclock
+                .continued(now, &clock.master, &clock.multipliers, lead);
+        }
+        if plan.reference_line {
+            clock.reference = clock
+                .reference
+                .continued(now, &old, &clock.master, clock.budget);
+        }
+        if plan.resume {
+            clock.phase = Phase::Running;
+        }
+    }
+
+    fn write(&mut self) -> Published {
+        let Self {
+            clock,
+            memory,
+            plan,
+            ..
+        } = self;
+        let mut published = Published::default();
+        if clock.phase == Phase::Held {
+            return published;
+        }
+        if plan.records {
+            let flags: Flags = clock.record_flags();
+            for record in &mut clock.records {
+                published.records += u32::from(record.publish(&clock.pvclock, flags, *memory));
+            }
+        }
+        if plan.page
+            && let Some(parameters) = clock.page_parameters()
+        {
+            published.reference_page = clock.page.publish(&parameters, *memory);
+        }
+        published
+    }
+}
+
+impl<M: GuestMemory + ?Sized> Drop for OpenUpdate<'_, M> {
+    fn drop(&mut self) {
+        if self.state == State::Published || self.clock.phase == Phase::Held {
+            return;
+        }
+        if self.plan.records {
+            for record in &mut self.clock.records {
+                record.reopen(self.memory);
+            }
+        }
+        if self.plan.page && self.clock.page_parameters().is_some() {
+            self.clock.page.reopen(self.memory);
+        }
+    }
+}

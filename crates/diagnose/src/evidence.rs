@@ -21,7 +21,7 @@ pub use captures::{
 };
 pub use clocks::{
     CpuOrder, FrequencyChannel, FrequencyOrigin, Hz, PvclockRecord, Rate, ReadCost, ReadPath,
-    SyscallCount, VmclockPage,
+    SyscallCount, VdsoData, VmclockPage,
 };
 pub use event::{
     Calibration, ClockEvent, DelayLoopSource, Interruption, Outcome, SchedClockLine,
@@ -162,6 +162,9 @@ pub struct Evidence {
     /// The kernel's live pvclock record.
     #[serde(default, skip_serializing_if = "Part::is_absent")]
     pub pvclock: Part<PvclockRecord>,
+    /// The kernel's time data page: which counter the vDSO reads.
+    #[serde(default, skip_serializing_if = "Part::is_absent")]
+    pub vdso: Part<VdsoData>,
     /// The VMClock page of the hypervisor.
     #[serde(default, skip_serializing_if = "Part::is_absent")]
     pub vmclock: Part<VmclockPage>,
@@ -177,9 +180,9 @@ pub struct Evidence {
     /// How many clock calls reached the kernel.
     #[serde(default, skip_serializing_if = "Part::is_absent")]
     pub syscalls: Part<Vec<SyscallCount>>,
-    /// Whether time goes back between CPUs.
+    /// Whether time goes back between CPUs, one entry a clock.
     #[serde(default, skip_serializing_if = "Part::is_absent")]
-    pub cpu_order: Part<CpuOrder>,
+    pub cpu_order: Part<Vec<CpuOrder>>,
     /// Rates of clocks against `CLOCK_MONOTONIC_RAW`.
     #[serde(default, skip_serializing_if = "Part::is_absent")]
     pub rates: Part<Vec<Rate>>,

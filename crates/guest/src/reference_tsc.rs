@@ -37,7 +37,7 @@
 use core::convert::Infallible;
 
 use chronovisor_abi::quantity::{Reading, RefTime};
-use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_abi::reference_tsc::{Parameters, ReferenceTscPage};
 use chronovisor_abi::seqlock::{DEFAULT_TRIES, ReadError};
 
 use crate::clock::GuestClock;
@@ -84,6 +84,15 @@ impl<'a, C: Counter> ReferencePage<'a, C> {
     #[must_use]
     pub fn with_tries(self, tries: u32) -> Self {
         Self { tries, ..self }
+    }
+
+    /// Scale and offset, taken together.
+    ///
+    /// # Errors
+    ///
+    /// [`ReadError`] if the page is not usable now.
+    pub fn parameters(&self) -> Result<Parameters, ReadError> {
+        self.page.read(self.tries, || ()).map(|(line, ())| line)
     }
 
     /// The page's sequence as it stands: it changes with each update, and is 0 while the page is not usable.

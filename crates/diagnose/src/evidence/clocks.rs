@@ -76,6 +76,20 @@ pub struct PvclockRecord {
     pub window_ns: Option<u64>,
 }
 
+/// What the kernel's time data page says about reads in user space.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VdsoData {
+    /// Which counter the vDSO reads: `none` (each read is a system call), `tsc`, `pvclock`, `hyperv`, or a number that is not known.
+    pub mode: String,
+    /// The kernel's multiplier, as the time daemon steers it.
+    pub mult: u32,
+    /// The shift behind the multiplication.
+    pub shift: u32,
+    /// The counter's rate that the two stand for, within 500 ppm of the counter's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub implied: Option<Hz>,
+}
+
 /// A VMClock page, as its header and time fields say.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmclockPage {

@@ -36,6 +36,7 @@
 //!
 //! Intel SDM vol. 3A, "APIC Timer" and "TSC-Deadline Mode"; Linux `arch/x86/kvm/lapic.c`; kvm-unit-tests `x86/apic.c`.
 
+mod backend;
 mod count;
 mod effects;
 mod lost_ticks;
@@ -43,11 +44,18 @@ mod mutant;
 mod ratio;
 mod registers;
 mod settings;
+mod state;
 mod timer;
+mod writes;
 
+pub use backend::{
+    Backend, Lead, LeadBounds, OutOfRange, Place, PreemptionTimer, Set, SoftwareTimer, Wake,
+    Wakeups,
+};
 pub use effects::{Deadline, Delivery, Effects, Rearm};
 pub use lost_ticks::{CatchUp, LostTicks};
 pub use ratio::RateError;
 pub use registers::{AccessFault, TimerRegister};
 pub use settings::{DeadlineMode, MinimumPeriod, Rates, Settings};
+pub use state::{CountFraction, LastInterrupt, SavedCount, StateError, TimerState};
 pub use timer::{LocalTimer, Power};

@@ -141,4 +141,18 @@ impl Deadline {
     pub fn is_reached(self, now: Tsc) -> bool {
         self.remaining(now) == TscDelta::ZERO
     }
+
+    /// The same deadline `lead` ticks earlier, but not before `now`: where a wake-up that needs `lead` ticks to take effect is set.
+    #[must_use]
+    pub fn earlier_by(self, lead: TscDelta, now: Tsc) -> Self {
+        let remaining = self.remaining(now).as_ticks();
+        if remaining == 0 {
+            return self;
+        }
+        let ahead = TscDelta::from_ticks(remaining.saturating_sub(lead.as_ticks()));
+        Self {
+            at: now.wrapping_add(ahead),
+            ..self
+        }
+    }
 }

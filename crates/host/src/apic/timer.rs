@@ -8,7 +8,7 @@ use super::effects::{Deadline, Delivery, Effects, Rearm};
 use super::lost_ticks::{CatchUp, Due, LostTicks, Spaced};
 use super::mutant::{Mutant, is};
 use super::registers::TimerRegister;
-use super::settings::{DeadlineMode, Rates, Settings};
+use super::settings::{Rates, Settings};
 
 /// How far the APIC is switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -149,7 +149,7 @@ impl LocalTimer {
         if self.run == Run::Stopped || !mode.counts() {
             let mut expiries = pending;
             if self.deadline_reached(now) {
-                expiries += 1;
+                expiries = expiries.saturating_add(1);
                 if !is(Mutant::DeadlineStaysArmed) {
                     self.deadline = 0;
                 }
@@ -159,7 +159,7 @@ impl LocalTimer {
         let position = self.count.position(now, self.period());
         self.count.settle(now, position);
         if mode == TimerMode::ONE_SHOT {
-            let expiries = pending + position.periods.min(1);
+            let expiries = pending.saturating_add(position.periods.min(1));
             if position.periods > 0 {
                 self.run = Run::Stopped;
             }
@@ -270,90 +270,6 @@ impl LocalTimer {
         u64::from(self.backlog).saturating_mul(self.stride)
     }
 
-    fn write_lvt(&mut self, value: LvtTimer) -> Effects {
-        let mut effects = Effects {
-            rearm: Rearm::Again,
-            ..Effects::default()
-        };
-        let mut bits = value.0 & LvtTimer::WRITABLE;
-        if self.settings.deadline_mode == DeadlineMode::Absent {
-            bits &= !LvtTimer::MODE_HIGH;
-        }
-        let mut new = LvtTimer(bits);
-        if self.power == Power::SoftwareDisabled && !is(Mutant::SoftwareDisableKeepsMask) {
-            new = new.masked();
-        }
-        let (from, to) = (self.lvt.mode(), new.mode());
-        self.lvt = new;
-        if from != to || new.is_masked() {
-            effects.lost = self.drop_backlog();
-        }
-        if from == to {
-            return effects;
-        }
-        if from.counts() && to.counts() {
-            // The count goes on; the mode is looked at when it reaches 0 (hardware and KVM; the SDM's text would stop it).
-            if is(Mutant::ModeChangeStops) {
-                self.run = Run::Stopped;
-            }
-            if is(Mutant::ExpiredOneShotRestarts) && self.run == Run::Stopped && self.initial > 0 {
-                self.run = Run::Counting;
-                self.count.restart(self.count.base(), self.period());
-            }
-            self.set_stride(&mut effects);
-        } else if !is(Mutant::DeadlineModeKeepsCount) {
-            self.run = Run::Stopped;
-            self.initial = 0;
-            self.stride = 1;
-            self.deadline = 0;
-        }
-        effects
-    }
-
-    fn write_initial_count(&mut self, value: u32, now: Tsc) -> Effects {
-        if !self.lvt.mode().counts() && !is(Mutant::CountTakenInDeadlineMode) {
-            return Effects::default();
-        }
-        let mut effects = Effects {
-            lost: self.drop_backlog(),
-            rearm: Rearm::Again,
-            ..Effects::default()
-        };
-        self.initial = value;
-        self.run = if value == 0 {
-            Run::Stopped
-        } else {
-            Run::Counting
-        };
-        self.count.restart(now, 0);
-        self.set_stride(&mut effects);
-        effects
-    }
-
-    fn write_divide(&mut self, value: DivideConfiguration) -> Effects {
-        let mut effects = Effects {
-            lost: self.drop_backlog(),
-            rearm: Rearm::Again,
-            ..Effects::default()
-        };
-        self.divide = DivideConfiguration(value.0 & DivideConfiguration::WRITABLE);
-        self.count.set_divide(self.divide.log2());
-        self.set_minimum();
-        self.set_stride(&mut effects);
-        effects
-    }
-
-    fn write_deadline(&mut self, value: u64, now: Tsc) -> Effects {
-        let in_mode = self.lvt.mode() == TimerMode::TSC_DEADLINE;
-        if !in_mode && !is(Mutant::DeadlineTakenInAnyMode) {
-            return Effects::default();
-        }
-        self.deadline = value;
-        let mut effects = self.expire(now);
-        effects.rearm = Rearm::Again;
-        effects
-    }
-
     /// The value of the current-count register: 1 to the initial count while counting, 0 when stopped or expired.
     fn current_count(&self, now: Tsc) -> u32 {
         if self.run == Run::Stopped || !self.lvt.mode().counts() {
@@ -372,7 +288,7 @@ impl LocalTimer {
         self.initial.saturating_sub(gone).saturating_sub(one_less)
     }
 
-    fn deadline_reached(&self, now: Tsc) -> bool {
+    pub(super) fn deadline_reached(&self, now: Tsc) -> bool {
         let reached = if is(Mutant::DeadlineComparedSigned) {
             !now.is_before(Tsc::from_ticks(self.deadline))
         } else {
@@ -382,7 +298,7 @@ impl LocalTimer {
     }
 
     /// Grains between two interrupts.
-    fn period(&self) -> u128 {
+    pub(super) fn period(&self) -> u128 {
         let counts = u64::from(self.initial)
             .saturating_mul(self.stride)
             .saturating_add(u64::from(is(Mutant::PeriodOneTooLong)));
@@ -469,38 +385,5 @@ impl LocalTimer {
             }
         }
         effects
-    }
-
-    /// Forgets the backlog and returns how many expiries that were.
-    fn drop_backlog(&mut self) -> u64 {
-        let dropped = self.backlog();
-        self.backlog = 0;
-        dropped
-    }
-
-    /// The minimum period in counts of the present divider.
-    pub(super) fn set_minimum(&mut self) {
-        self.minimum = self
-            .settings
-            .rates
-            .counts_ceil(self.settings.minimum_period.period(), self.divide.log2());
-    }
-
-    /// The number of periods that one interrupt stands for, after a change of period, mode or minimum; told if it is not 1.
-    pub(super) fn set_stride(&mut self, effects: &mut Effects) {
-        self.stride = 1;
-        if self.run == Run::Stopped {
-            return;
-        }
-        // Within the period that the guest sees, the count does not move.
-        self.count.wrap_progress(self.period());
-        let initial = u64::from(self.initial);
-        if self.lvt.mode() == TimerMode::PERIODIC
-            && initial < self.minimum
-            && !is(Mutant::NoMinimumPeriod)
-        {
-            self.stride = self.minimum.div_ceil(initial);
-            effects.periods_per_interrupt = Some(self.stride);
-        }
     }
 }

@@ -25,9 +25,9 @@
 
 use chronovisor_abi::quantity::{Hertz, Nanos};
 use chronovisor_diagnose::evidence::{Hz, Rate};
+use chronovisor_guest::linux::os_clock::ClockId;
 
 use crate::bracket::{Bracketed, Sandwich, narrowest};
-use crate::os_clock::OsClock;
 
 /// Reads of which the narrowest is kept.
 const TRIES: u32 = 40;
@@ -36,21 +36,25 @@ const TRIES: u32 = 40;
 #[derive(Clone, Debug)]
 pub struct Sample {
     raw: Bracketed<Nanos>,
-    clocks: Vec<(OsClock, Sandwich)>,
+    clocks: Vec<(&'static str, Sandwich)>,
 }
 
 impl Sample {
     /// Reads everything; `None` if `CLOCK_MONOTONIC_RAW` is refused.
     #[must_use]
     pub fn take() -> Option<Self> {
-        let raw = || OsClock::MonotonicRaw.now();
-        let clocks = [OsClock::Monotonic, OsClock::Boottime, OsClock::Realtime]
-            .into_iter()
-            .filter_map(|clock| {
-                let sandwich = Sandwich::narrowest(TRIES, || clock.now(), raw)?;
-                Some((clock, sandwich))
-            })
-            .collect();
+        let raw = || ClockId::MONOTONIC_RAW.now();
+        let clocks = [
+            ("monotonic", ClockId::MONOTONIC),
+            ("boottime", ClockId::BOOTTIME),
+            ("realtime", ClockId::REALTIME),
+        ]
+        .into_iter()
+        .filter_map(|(name, clock)| {
+            let sandwich = Sandwich::narrowest(TRIES, || clock.now(), raw)?;
+            Some((name, sandwich))
+        })
+        .collect();
         Some(Self {
             raw: narrowest(TRIES, raw)?,
             clocks,
@@ -150,7 +154,7 @@ pub fn rates(first: &Sample, second: &Sample) -> Vec<Rate> {
         let (_, end) = second.clocks.iter().find(|(other, _)| other == clock)?;
         let rate = clock_rate(start, end)?;
         Some(Rate {
-            clock: clock.name().to_owned(),
+            clock: (*clock).to_owned(),
             hz: None,
             rate_ppb: Some(rate.excess_ppb),
             error_ppb: rate.error_ppb,

@@ -60,12 +60,12 @@ fn resolution(sizes: &[u64]) -> Option<u64> {
     if sizes.windows(3).any(|three| three[2] - three[0] == 2) {
         return Some(1);
     }
-    // Two neighbours are one step of a fractional clock: only the lower of them counts.
-    let mut unit = smallest;
-    let mut last = smallest;
+    // Two neighbours are one step of a fractional clock: the lower of them stands for both.
+    let (mut unit, mut stands_for, mut last) = (smallest, smallest, smallest);
     for size in &sizes[1..] {
         if size - last > 1 {
-            unit = unit.min(size - last);
+            unit = unit.min(size - stands_for);
+            stands_for = *size;
         }
         last = *size;
     }
@@ -91,6 +91,11 @@ mod tests {
         for (name, steps, unit) in [
             ("a clock that stands", &[0_u64, 0][..], None),
             ("1 ns, cheap", &[15, 16, 17, 15, 30], Some(1)),
+            (
+                "10 ns, rounded twice on its way",
+                &[20, 21, 20, 30, 31],
+                Some(10),
+            ),
             ("100 ns, cheap: 0 and 100", &[0, 0, 100, 0, 100], Some(100)),
             (
                 "10 ns behind a read of 1 us",

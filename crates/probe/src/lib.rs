@@ -16,6 +16,7 @@ pub mod resolution;
 pub mod survey;
 pub mod text_file;
 pub mod timed_loop;
+pub mod trapped_counter;
 pub mod warp;
 
 /// The README's examples, run as tests.

@@ -19,6 +19,10 @@ use chronovisor_guest::counter;
 pub trait Reads: Send {
     /// Ticks that `count` reads take.
     fn time(&mut self, count: u32) -> TscDelta;
+    /// Fewest reads that make a fair batch.
+    fn least(&self) -> u32 {
+        1
+    }
     /// Fills `values` with what successive reads give.
     fn collect(&mut self, values: &mut [u64]);
 }
@@ -51,10 +55,11 @@ pub fn time(count: u32, mut read: impl FnMut() -> u64) -> TscDelta {
     end.wrapping_delta(start)
 }
 
-/// How many reads fill about `ticks`, found by doubling; at least 1. Each count is timed a few times and the shortest counts, as an interrupted
+/// How many reads fill about `ticks`, found by doubling; at least the fewest that are fair. Each count is timed a few times and the shortest counts, as an interrupted
 /// one would make a fast clock look slow.
 pub fn reads_for(ticks: u64, reads: &mut dyn Reads) -> u32 {
-    let mut count = 1_u32;
+    let least = reads.least().max(1);
+    let mut count = least;
     loop {
         let took = (0..5)
             .map(|_| reads.time(count).as_ticks())
@@ -63,7 +68,9 @@ pub fn reads_for(ticks: u64, reads: &mut dyn Reads) -> u32 {
             .max(1);
         if took >= ticks || count >= 1 << 20 {
             let wanted = u64::from(count) * ticks / took;
-            return u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, 1 << 20);
+            return u32::try_from(wanted)
+                .unwrap_or(u32::MAX)
+                .clamp(least, 1 << 20);
         }
         count *= 2;
     }

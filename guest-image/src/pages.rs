@@ -19,12 +19,18 @@ use crate::{cpu, gate};
 /// The page that the reference TSC MSR names.
 pub static REFERENCE: ReferenceTscPage = ReferenceTscPage::new();
 
+/// A slot for each CPU. Atomics, since the hypervisor writes here: a plain static would be constant to the compiler.
 #[repr(C, align(4096))]
-struct Records([u64; MAX_VCPUS as usize * 8]);
+struct Records([AtomicU64; MAX_VCPUS as usize * 8]);
 
-// Plain memory until the hypervisor fills it: a record's all-zero state.
-static KVM_RECORDS: Records = Records([0; MAX_VCPUS as usize * 8]);
-static OUR_RECORDS: Records = Records([0; MAX_VCPUS as usize * 8]);
+impl Records {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; MAX_VCPUS as usize * 8])
+    }
+}
+
+static KVM_RECORDS: Records = Records::new();
+static OUR_RECORDS: Records = Records::new();
 
 /// What became of the reference page: 0 not tried, 1 registered, 2 refused.
 static REFERENCE_STATE: AtomicU64 = AtomicU64::new(0);

@@ -1,12 +1,16 @@
 //! The subcommands, a file each.
 
+mod lab;
+
 use clap::Subcommand;
 
 use crate::exit::Exit;
 
 /// What the program can do.
 #[derive(Subcommand)]
-pub(crate) enum Command {}
+pub(crate) enum Command {
+    Lab(lab::Args),
+}
 
 impl Command {
     /// Runs the command to its end.
@@ -15,6 +19,8 @@ impl Command {
     ///
     /// What stopped it; [`crate::exit::report`] turns that into words and an exit code.
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
-        match self {}
+        match self {
+            Self::Lab(args) => lab::run(args),
+        }
     }
 }

@@ -34,6 +34,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   chronovisor                        check this machine's clocks
+  chronovisor lab clocks             measure each clock inside a real guest on /dev/kvm
 
 Exit codes:
   0  done (no fault found, or inconclusive)   3  a fault was found

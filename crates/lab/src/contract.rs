@@ -288,11 +288,11 @@ pub mod row {
 pub mod record {
     /// Scheduler clock at its first read (ns), the reference time then (100 ns), whether the MSR write was accepted.
     pub const SCHED_CLOCK_START: u32 = 0x100;
-    /// Bracketing: violations, rounds, widest bracket (100 ns).
+    /// Bracketing page, MSR, page: violations, rounds, widest bracket (100 ns).
     pub const BRACKET: u32 = 0x101;
-    /// Steps back across vCPUs: steps, reads, largest (ns).
+    /// Steps back across vCPUs: clock number (row), steps, largest in the clock's own unit.
     pub const CROSS_VCPU: u32 = 0x102;
-    /// Page against pvclock: largest difference (ns), rounds, 0.
+    /// Our pvclock less our page at one TSC, in ns, two's complement: smallest, largest, rounds.
     pub const PAGE_PVCLOCK: u32 = 0x103;
     /// Bring-up of one AP: TSC at SIPI, TSC when ready, lpj.
     pub const AP_READY: u32 = 0x104;

@@ -4,10 +4,13 @@
 //! `chronovisor-guest`.
 
 pub mod backend;
+pub mod clocks;
 pub mod contract;
 mod error;
+pub mod experiment;
 pub mod image;
 pub mod machine;
+pub mod pages;
 pub mod report;
 
 pub use error::LabError;

@@ -1,5 +1,6 @@
 //! The experiments, each a ring-3 program. They find their job in shared memory.
 
+mod agreement;
 mod clocks;
 mod hostile;
 mod timers;
@@ -17,6 +18,7 @@ pub extern "C" fn run() -> ! {
     match job.experiment {
         experiment::HELLO => {}
         experiment::CLOCKS => clocks::run(&job),
+        experiment::AGREEMENT => agreement::run(&job),
         experiment::TIMERS => timers::run(&job),
         experiment::HOSTILE => hostile::run(&job),
         _ => report::finish(status::BAD_JOB),

@@ -1,0 +1,79 @@
+//! `chronovisor lab`: clocks and timers measured inside a real guest on this machine's KVM.
+
+mod clocks;
+mod progress;
+
+use chronovisor_lab::LabError;
+use chronovisor_lab::backend::Backend;
+use clap::Subcommand;
+
+use crate::exit::{Exit, NotPossibleHere};
+use crate::provenance::Provenance;
+
+/// Runs a bare-metal guest on /dev/kvm and measures each clock and timer inside it.
+///
+/// The guest's clocks are served by this project's own host crate and read with its guest crate. Everything ends by itself:
+/// a guest that hangs is stopped and its registers are shown.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  chronovisor lab clocks                       cost of one read of each clock, and whether the clocks agree
+  chronovisor lab clocks --vcpus 1,4 --json
+  scripts/nested chronovisor lab clocks        the same on stock KVM in an emulator
+
+Needs /dev/kvm; without it the exit code is 4.";
+
+#[derive(Subcommand)]
+enum Experiment {
+    Clocks(clocks::Args),
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+///
+/// What stopped it; a missing /dev/kvm as [`NotPossibleHere`].
+pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
+    match args.experiment {
+        Experiment::Clocks(args) => clocks::run(&args),
+    }
+}
+
+fn open() -> anyhow::Result<Backend> {
+    Backend::open().map_err(not_possible)
+}
+
+fn not_possible(error: LabError) -> anyhow::Error {
+    if error.is_not_possible_here() {
+        NotPossibleHere {
+            what: "the lab".to_owned(),
+            missing: error.to_string(),
+        }
+        .into()
+    } else {
+        error.into()
+    }
+}
+
+fn provenance(backend: &Backend) -> Provenance {
+    let ring0 = if backend.kind.runs_ring0_natively() {
+        "native"
+    } else {
+        "interpreted"
+    };
+    let cpu = if std::env::var_os("CHRONOVISOR_NESTED").is_some() {
+        ", CPU emulated by QEMU"
+    } else {
+        ""
+    };
+    Provenance::here(&format!(
+        "lab on {}, ring 3 native, ring 0 {ring0}{cpu}",
+        backend.kind.name()
+    ))
+}

@@ -1,0 +1,217 @@
+//! `chronovisor lab clocks`.
+
+use std::fmt::Write;
+
+use chronovisor_lab::experiment::clocks::{self, Options, Report, Row};
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::exit::Exit;
+use crate::output;
+use crate::provenance::Provenance;
+
+/// Cost of one read of each clock in ring 3 and ring 0, and whether clocks that must agree do
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many vCPUs read at once; each number gets a table of its own
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    vcpus: Vec<u32>,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON document.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Document {
+    schema: &'static str,
+    provenance: Provenance,
+    #[serde(flatten)]
+    report: Report,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
+    let backend = super::open()?;
+    let options = Options {
+        vcpus: args.vcpus.clone(),
+        ..Options::default()
+    };
+    let progress = Progress::start();
+    let report = clocks::run(&backend, &options, &mut |what, share| {
+        progress.at(what, share)
+    })
+    .map_err(super::not_possible)?;
+    drop(progress);
+    let exit = if report.agreement.iter().all(|agreement| agreement.holds()) {
+        Exit::Done
+    } else {
+        Exit::Fault
+    };
+    let provenance = super::provenance(&backend);
+    if args.json {
+        output::json(&Document {
+            schema: "chronovisor/lab-clocks/1",
+            provenance,
+            report,
+        })?;
+    } else {
+        output::text(&render(&provenance, &report))?;
+    }
+    Ok(exit)
+}
+
+fn render(provenance: &Provenance, report: &Report) -> String {
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{}; {}; guest TSC {:.3} MHz",
+        provenance.backend,
+        provenance.cpu,
+        mhz(report.tsc_hz)
+    );
+    let mut vcpus: Vec<u32> = report.rows.iter().map(|row| row.vcpus).collect();
+    vcpus.dedup();
+    for vcpus in vcpus {
+        let _ = writeln!(
+            text,
+            "\nOne read, {vcpus} vCPU{} at once:",
+            if vcpus == 1 { "" } else { "s" }
+        );
+        let _ = writeln!(text, "{}", table(report, vcpus));
+    }
+    let _ = writeln!(text, "\nRatios:\n{}", ratios(report));
+    let _ = writeln!(text, "\n{}", agreement(report));
+    text
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate for the eye")]
+fn mhz(hz: u64) -> f64 {
+    hz as f64 / 1e6
+}
+
+fn table(report: &Report, vcpus: u32) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "clock",
+        "ring 3 cycles",
+        "ns",
+        "ring 0 cycles",
+        "ns",
+        "published",
+    ]);
+    let mut clocks: Vec<&str> = Vec::new();
+    for row in report.rows.iter().filter(|row| row.vcpus == vcpus) {
+        if !clocks.contains(&row.clock) {
+            clocks.push(row.clock);
+        }
+    }
+    let mut notes: Vec<String> = Vec::new();
+    for clock in clocks {
+        let find = |ring| {
+            report
+                .rows
+                .iter()
+                .find(|row| row.clock == clock && row.vcpus == vcpus && row.ring == ring)
+        };
+        let mut cells = vec![clock.to_owned()];
+        for ring in [3, 0] {
+            cells.extend(find(ring).map_or_else(
+                || ["".to_owned(), "".to_owned()],
+                |row| figures(row, &mut notes),
+            ));
+        }
+        let published: Vec<String> = report
+            .seed_rows
+            .iter()
+            .filter(|seed| seed.clock == clock)
+            .map(|seed| format!("{} {}", seed.value, seed.unit))
+            .collect();
+        cells.push(published.join("; "));
+        table.add_row(cells);
+    }
+    for column in 1..=4 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut text = table.to_string();
+    for (number, note) in (1..).zip(notes) {
+        let _ = write!(text, "\n  [{number}] {note}");
+    }
+    text
+}
+
+fn figures(row: &Row, notes: &mut Vec<String>) -> [String; 2] {
+    match (row.cycles, row.ns, &row.why_not) {
+        (Some(cycles), Some(ns), _) => [format!("{cycles:.1}"), format!("{ns:.1}")],
+        (_, _, Some(why)) => {
+            let number = notes
+                .iter()
+                .position(|note| note == why)
+                .unwrap_or_else(|| {
+                    notes.push(why.clone());
+                    notes.len() - 1
+                });
+            [format!("[{}]", number + 1), String::new()]
+        }
+        _ => [String::new(), String::new()],
+    }
+}
+
+fn ratios(report: &Report) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "ratio",
+        "ring",
+        "vCPUs",
+        "measured",
+        "published",
+    ]);
+    for ratio in &report.ratios {
+        table.add_row([
+            ratio.name.to_owned(),
+            ratio.ring.to_string(),
+            ratio.vcpus.to_string(),
+            format!("{:.3}", ratio.ratio),
+            ratio.seed.map_or_else(String::new, |seed| seed.to_string()),
+        ]);
+    }
+    table
+}
+
+fn agreement(report: &Report) -> String {
+    let mut text = String::from("Agreement:");
+    for agreement in &report.agreement {
+        let _ = write!(
+            text,
+            "\n  {} vCPU: page <= MSR <= page violated {} of {} times; pvclock less page {} to {} ns over {} comparisons",
+            agreement.vcpus,
+            agreement.bracket_violations,
+            agreement.brackets,
+            agreement.pvclock_less_page_min_ns,
+            agreement.pvclock_less_page_max_ns,
+            agreement.compared
+        );
+        for across in &agreement.across_vcpus {
+            let _ = write!(
+                text,
+                "\n    {}: {} steps back (largest {} ns)",
+                across.clock, across.steps_back, across.largest_step_ns
+            );
+        }
+        let _ = write!(
+            text,
+            "\n    {}",
+            if agreement.holds() {
+                "holds"
+            } else {
+                "VIOLATED"
+            }
+        );
+    }
+    text
+}

@@ -1,0 +1,319 @@
+//! `lab clocks`: what one read of each clock costs inside a real guest.
+//!
+//! Each row is a loop in the guest, in ring 3 as a program reads clocks and in ring 0 as a kernel does. A row that the backend
+//! cannot run ends the guest; the next guest goes on with the rows that are left, and the row says why it has no figure.
+
+mod ratios;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::agreement::{self, Agreement};
+use super::{GuestCounter, Place, Progress, SeedRow, seeds};
+use crate::LabError;
+use crate::backend::Backend;
+use crate::clocks::Clocks;
+use crate::contract::{Job, experiment, record, row, void};
+use crate::machine::{Devices, End, Machine, Run, Setup};
+use crate::pages::GuestPages;
+use crate::report::VcpuReport;
+
+pub use ratios::Ratio;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// vCPU counts; each gets the whole table.
+    pub vcpus: Vec<u32>,
+    /// Rounds of each row, at most 32. Many short ones: the quickest is then undisturbed even on a busy machine.
+    pub rounds: u64,
+    /// Reads a round of a row that does not exit, in ring 3.
+    pub reads: u64,
+    /// How often the clocks are compared with each other.
+    pub checks: agreement::Rounds,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            vcpus: vec![1, 2],
+            rounds: 31,
+            reads: 20_000,
+            checks: agreement::Rounds {
+                cheap: 100_000,
+                costly: 1000,
+            },
+        }
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Row {
+    /// The clock's name.
+    pub clock: &'static str,
+    /// The ring that read it.
+    pub ring: u32,
+    /// How many vCPUs read at once.
+    pub vcpus: u32,
+    /// Cycles of one read in the quickest round, averaged over the vCPUs.
+    pub cycles: Option<f64>,
+    /// The same in the round in the middle.
+    pub cycles_median: Option<f64>,
+    /// `cycles` in ns.
+    pub ns: Option<f64>,
+    /// Why there is no figure.
+    pub why_not: Option<String>,
+}
+
+/// All that `lab clocks` found.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// Where.
+    pub place: Place,
+    /// The guest's TSC rate in Hz.
+    pub tsc_hz: u64,
+    /// The table.
+    pub rows: Vec<Row>,
+    /// Its ratios.
+    pub ratios: Vec<Ratio>,
+    /// Whether the clocks agree with each other, for each vCPU count.
+    pub agreement: Vec<Agreement>,
+    /// Published figures.
+    pub seed_rows: &'static [SeedRow],
+    /// How long it took, in s.
+    pub seconds: f64,
+}
+
+/// The clocks by row number, in the order in which they are shown.
+const CLOCKS: &[(u32, &str)] = &[
+    (row::RDTSC, "rdtsc"),
+    (row::LFENCE_RDTSC, "lfence-rdtsc"),
+    (row::RDTSCP, "rdtscp"),
+    (row::REFERENCE_TSC_PAGE, "reference-tsc-page"),
+    (row::REFERENCE_COUNTER_MSR, "reference-counter-msr"),
+    (row::PVCLOCK_PAGE, "pvclock-page"),
+    (row::PVCLOCK_PAGE_OURS, "pvclock-page-ours"),
+    (row::TRAPPED_RDTSC, "trapped-rdtsc"),
+    (row::HYPERCALL_TIME, "hypercall-time"),
+    (row::NULL_MSR_EXIT, "null-msr-exit"),
+    (row::TRAP_ROUND_TRIP, "trap-round-trip"),
+    (row::CPUID, "cpuid-exit"),
+];
+
+/// Rows that have no meaning in ring 0: they are ways into it.
+const RING3_ONLY: &[u32] = &[row::TRAP_ROUND_TRIP, row::TRAPPED_RDTSC];
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+type Key = (u32, u32);
+type Figures = BTreeMap<Key, Vec<[u64; 3]>>;
+type Failures = BTreeMap<Key, String>;
+
+/// Measures everything that `options` ask for.
+///
+/// # Errors
+///
+/// [`LabError`] if no guest can be run at all; a row that cannot be measured is no error.
+pub fn run(
+    backend: &Backend,
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<Report, LabError> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    let mut agreement = Vec::new();
+    let mut tsc_hz = 0;
+    let steps = options.vcpus.len().max(1);
+    for (done, &vcpus) in (0_u32..).zip(&options.vcpus) {
+        progress(
+            &format!("{vcpus} vCPU"),
+            f64::from(done) / f64::from(u32::try_from(steps).unwrap_or(1)),
+        );
+        let (counter, figures, failures) = table(backend, options, vcpus)?;
+        tsc_hz = counter.rate.rounded_hz();
+        rows.extend(rows_of(vcpus, counter, &figures, &failures));
+        agreement.push(agreement::run(backend, vcpus, options.checks)?);
+    }
+    Ok(Report {
+        place: Place::of(backend),
+        tsc_hz,
+        ratios: ratios::of(&rows),
+        rows,
+        agreement,
+        seed_rows: seeds::CLOCKS,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+fn bit((row, ring): Key) -> u64 {
+    1 << (if ring == 0 { 32 + row } else { row })
+}
+
+fn key_of_bit(bit: u32) -> Key {
+    if bit >= 32 { (bit - 32, 0) } else { (bit, 3) }
+}
+
+/// One table, with as many guests as it takes.
+fn table(
+    backend: &Backend,
+    options: &Options,
+    vcpus: u32,
+) -> Result<(GuestCounter, Figures, Failures), LabError> {
+    let mut figures = Figures::new();
+    let mut failures = Failures::new();
+    let mut left: u64 = CLOCKS
+        .iter()
+        .flat_map(|(row, _)| [(*row, 3), (*row, 0)])
+        .filter(|(row, ring)| *ring == 3 || !RING3_ONLY.contains(row))
+        .map(bit)
+        .sum();
+    loop {
+        let job = Job {
+            rows: left,
+            rounds: options.rounds,
+            reads_user: options.reads,
+            reads_kernel: if backend.kind.runs_ring0_natively() {
+                options.reads
+            } else {
+                20
+            },
+            reads_exit: 20,
+            ..Job::new(experiment::CLOCKS, u64::from(vcpus))
+        };
+        let mut machine = Machine::new(backend, &Setup::new(vcpus), &job)?;
+        let counter = GuestCounter::of(&machine)?;
+        let pages = GuestPages::new(machine.memory().clone());
+        let devices: Arc<dyn Devices> =
+            Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages)?);
+        let run = machine.run(&devices, PATIENCE)?;
+        let reports = machine.reports()?;
+        for report in &reports {
+            collect(report, &mut figures, &mut failures);
+        }
+        if run.is_done() {
+            return Ok((counter, figures, failures));
+        }
+        let failed = failed_step(&run, &reports).ok_or_else(|| LabError::Guest(run.trouble()))?;
+        failures.insert(key_of_bit(failed), reason(backend, &run));
+        figures.remove(&key_of_bit(failed));
+        let done: u64 = figures
+            .keys()
+            .chain(failures.keys())
+            .map(|key| bit(*key))
+            .fold(0, |all, one| all | one);
+        // A guest that fails without getting anywhere would be run for ever.
+        if left & !done == left {
+            return Err(LabError::Guest(run.trouble()));
+        }
+        left &= !done;
+    }
+}
+
+fn failed_step(run: &Run, reports: &[VcpuReport]) -> Option<u32> {
+    let blamed =
+        |end: &End| !matches!(end, End::Stopped | End::Done(crate::contract::status::DONE));
+    let by_end = run
+        .ended
+        .iter()
+        .zip(reports)
+        .find(|(ended, _)| blamed(&ended.end));
+    let by_time = || {
+        run.ended
+            .iter()
+            .zip(reports)
+            .find(|(ended, _)| ended.end == End::Stopped)
+    };
+    by_end.or_else(by_time).and_then(|(_, report)| report.step)
+}
+
+fn reason(backend: &Backend, run: &Run) -> String {
+    let ended = run
+        .ended
+        .iter()
+        .find(|ended| !matches!(ended.end, End::Stopped | End::Done(_)));
+    match ended {
+        Some(ended) if ended.end == End::InternalError => {
+            let code = ended.code.map_or_else(String::new, |code| {
+                format!("{:02x} {:02x} {:02x}", code[0], code[1], code[2])
+            });
+            format!(
+                "{} cannot interpret the instruction {code} in ring 0",
+                backend.kind.name()
+            )
+        }
+        _ => run.trouble(),
+    }
+}
+
+fn collect(report: &VcpuReport, figures: &mut Figures, failures: &mut Failures) {
+    for found in &report.records {
+        if found.kind < row::COUNT {
+            figures
+                .entry((found.kind, found.ring))
+                .or_default()
+                .push(found.values);
+        } else if found.kind == record::ROW_VOID {
+            let [row, why, detail] = found.values;
+            let why = match why {
+                void::NOT_TRAPPED => {
+                    "CR4.TSD is stored but not enforced: rdtsc ran untrapped".to_owned()
+                }
+                void::REFUSED => "the hypervisor refused the clock's MSR".to_owned(),
+                void::NOT_VALID => {
+                    format!("the clock gave no time (sequence or flags {detail:#x})")
+                }
+                void::HYPERCALL_FAILED => {
+                    format!("the hypercall failed with {}", detail.cast_signed())
+                }
+                other => format!("reason {other}"),
+            };
+            if let Ok(row) = u32::try_from(row) {
+                for ring in [0, 3] {
+                    failures.insert((row, ring), why.clone());
+                }
+            }
+        }
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "statistics of a few million cycles"
+)]
+fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Failures) -> Vec<Row> {
+    let ghz = counter.rate.rounded_hz() as f64 / 1e9;
+    let mut rows = Vec::new();
+    for ring in [3, 0] {
+        for (number, clock) in CLOCKS {
+            let found = figures
+                .get(&(*number, ring))
+                .filter(|found| !found.is_empty());
+            let mean = |value: fn(&[u64; 3]) -> f64| {
+                found.map(|found| found.iter().map(value).sum::<f64>() / found.len() as f64)
+            };
+            let cycles = mean(|[best, reads, _]| *best as f64 / *reads as f64);
+            let cycles_median = mean(|[_, reads, median]| *median as f64 / *reads as f64);
+            let why_not = failures
+                .get(&(*number, ring))
+                .filter(|_| cycles.is_none())
+                .cloned();
+            if cycles.is_some() || why_not.is_some() {
+                rows.push(Row {
+                    clock,
+                    ring,
+                    vcpus,
+                    cycles,
+                    cycles_median,
+                    ns: cycles.map(|cycles| cycles / ghz),
+                    why_not,
+                });
+            }
+        }
+    }
+    rows
+}

@@ -1,0 +1,46 @@
+//! Figures that others published, to stand beside ours. None of them was measured here.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A published figure.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct SeedRow {
+    /// What was read, in our names.
+    pub clock: &'static str,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// Where it was measured, and who published it.
+    pub source: &'static str,
+}
+
+const HYPERV: &str = "guest on Windows Server 2016, 2019 Hyper-V sched_clock patch";
+const E6850: &str = "Intel E6850 3 GHz, 2009 pvclock vsyscall thread";
+const NEHALEM: &str = "16-vCPU guest on Nehalem-EP, 2012 kvm-clock gettimeofday report";
+
+const fn row(clock: &'static str, value: f64, unit: &'static str, source: &'static str) -> SeedRow {
+    SeedRow {
+        clock,
+        value,
+        unit,
+        source,
+    }
+}
+
+/// Costs of one read.
+pub(super) const CLOCKS: &[SeedRow] = &[
+    row("reference-counter-msr", 3361.0, "cycles, ring 0", HYPERV),
+    row("reference-tsc-page", 49.0, "cycles, ring 0", HYPERV),
+    row("reference-counter-msr", 5664.0, "cycles, ring 3", HYPERV),
+    row("reference-tsc-page", 131.0, "cycles, ring 3", HYPERV),
+    row("rdtsc", 72.0, "cycles", E6850),
+    row("pvclock-page", 240.0, "cycles, estimated", E6850),
+    row("trapped-rdtsc", 1080.0, "cycles", E6850),
+    row("hypercall-time", 780.0, "cycles", E6850),
+    row("tsc, 1-way", 0.0315, "us per gettimeofday", NEHALEM),
+    row("kvm-clock, 1-way", 0.2112, "us per gettimeofday", NEHALEM),
+    row("tsc, 16-way", 0.0432, "us per gettimeofday", NEHALEM),
+    row("kvm-clock, 16-way", 0.4825, "us per gettimeofday", NEHALEM),
+];

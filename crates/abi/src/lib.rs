@@ -29,6 +29,8 @@ pub mod quantity;
 pub mod reference_tsc;
 pub mod scale;
 pub mod seqlock;
+pub mod synthetic_timer;
+pub mod vmclock;
 pub mod wide;
 
 /// The examples of the README, run as tests.

@@ -16,6 +16,34 @@ core::arch::global_asm!(
     options(att_syntax)
 );
 
+unsafe extern "C" {
+    static trampoline_start: u8;
+    static trampoline_end: u8;
+    static trampoline_cr3: u8;
+}
+
+/// Copies the trampoline of the SIPI to `to` and tells it this CPU's page tables.
+pub fn install_trampoline(to: u64) {
+    let start = &raw const trampoline_start;
+    let bytes = &raw const trampoline_end as usize - start as usize;
+    let cr3 = gate::in_ring0(|| {
+        let cr3: u64;
+        // SAFETY: ring 0; reads only.
+        unsafe {
+            core::arch::asm!("mov {}, cr3", out(reg) cr3, options(nomem, nostack, preserves_flags))
+        };
+        cr3
+    });
+    // SAFETY: the contract sets `to` apart for this; it is below 1 MiB, mapped, and no AP runs yet.
+    unsafe {
+        let to = core::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+        to.copy_from_nonoverlapping(start, bytes);
+        to.add(&raw const trampoline_cr3 as usize - start as usize)
+            .cast::<u64>()
+            .write_volatile(cr3);
+    }
+}
+
 const INVALID_OPCODE: u64 = 6;
 const GENERAL_PROTECTION: u64 = 13;
 const UD2_BYTES: u64 = 2;

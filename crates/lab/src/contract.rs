@@ -74,6 +74,16 @@ pub mod experiment {
     pub const HOSTILE: u64 = 7;
 }
 
+/// How an application processor gets the value of its delay loop.
+pub mod calibration {
+    /// Measured against the reference clock, on each CPU.
+    pub const EACH: u64 = 0;
+    /// Copied from a CPU of the same NUMA node, measured by the first of each.
+    pub const SIBLING: u64 = 1;
+    /// Handed over by the host.
+    pub const PRESET: u64 = 2;
+}
+
 /// Timers, by number.
 pub mod timer {
     /// Local APIC, periodic.

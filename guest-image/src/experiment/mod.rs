@@ -3,6 +3,7 @@
 mod agreement;
 mod clocks;
 mod hostile;
+mod smp;
 mod timers;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +20,7 @@ pub extern "C" fn run() -> ! {
         experiment::HELLO => {}
         experiment::CLOCKS => clocks::run(&job),
         experiment::AGREEMENT => agreement::run(&job),
+        experiment::SMP => smp::run(&job),
         experiment::TIMERS => timers::run(&job),
         experiment::HOSTILE => hostile::run(&job),
         _ => report::finish(status::BAD_JOB),

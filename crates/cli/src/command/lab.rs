@@ -2,6 +2,7 @@
 
 mod clocks;
 mod progress;
+mod smp;
 
 use chronovisor_lab::LabError;
 use chronovisor_lab::backend::Backend;
@@ -25,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   chronovisor lab clocks                       cost of one read of each clock, and whether the clocks agree
   chronovisor lab clocks --vcpus 1,4 --json
+  chronovisor lab smp --vcpus 16 --numa 4      bring-up of 16 vCPUs in 4 nodes, by calibration method
   scripts/nested chronovisor lab clocks        the same on stock KVM in an emulator
 
 Needs /dev/kvm; without it the exit code is 4.";
@@ -32,6 +34,7 @@ Needs /dev/kvm; without it the exit code is 4.";
 #[derive(Subcommand)]
 enum Experiment {
     Clocks(clocks::Args),
+    Smp(smp::Args),
 }
 
 /// Runs the experiment.
@@ -42,6 +45,7 @@ enum Experiment {
 pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     match args.experiment {
         Experiment::Clocks(args) => clocks::run(&args),
+        Experiment::Smp(args) => smp::run(&args),
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod agreement;
 pub mod clocks;
 mod seeds;
+pub mod smp;
 
 use chronovisor_abi::quantity::Hertz;
 use schemars::JsonSchema;

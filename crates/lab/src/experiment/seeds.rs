@@ -44,3 +44,14 @@ pub(super) const CLOCKS: &[SeedRow] = &[
     row("tsc, 16-way", 0.0432, "us per gettimeofday", NEHALEM),
     row("kvm-clock, 16-way", 0.4825, "us per gettimeofday", NEHALEM),
 ];
+
+const LPJ: &str = "2023 lpj hand-over patch";
+
+/// Bring-up of CPUs.
+pub(super) const SMP: &[SeedRow] = &[
+    row("each-calibrates, 16 vCPUs", 1300.0, "ms", LPJ),
+    row("preset, 16 vCPUs", 130.0, "ms", LPJ),
+    row("sibling-copy, 32 vCPUs, 1 node", 26.0, "ms", LPJ),
+    row("sibling-copy, 32 vCPUs, 4 nodes", 210.0, "ms", LPJ),
+    row("preset, 32 vCPUs, 4 nodes", 32.0, "ms", LPJ),
+];

@@ -241,6 +241,24 @@ impl Machine {
         Ok(())
     }
 
+    /// Leaves `job` for the guest, in place of the one that was there.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Memory`] if the job's page is outside guest memory.
+    pub fn set_job(&self, job: &Job) -> Result<(), LabError> {
+        let words: Vec<u8> = job
+            .to_words()
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        self.memory
+            .write_slice(&words, GuestAddress(JOB_GPA))
+            .map_err(|error| LabError::Memory {
+                what: format!("writing the job: {error}"),
+            })
+    }
+
     /// Guest memory.
     #[must_use]
     pub const fn memory(&self) -> &GuestMemoryMmap {

@@ -5,8 +5,11 @@
 //! - [`clock`] has [`Clock`], the fastest clock that stays right in this virtual machine.
 //! - [`os_clock`] are the operating system's clocks, by vDSO and by system call.
 
+pub mod clock;
 pub mod maps;
 pub mod os_clock;
 pub mod pages;
 pub mod presence;
 pub mod time_data;
+
+pub use clock::Clock;

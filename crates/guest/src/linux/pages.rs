@@ -38,7 +38,6 @@ use std::io;
 
 use chronovisor_abi::pvclock::{Record, SLOT_BYTES, Slot};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
-use chronovisor_abi::seqlock::sync::AtomicU32;
 
 use super::maps::{Layout, LayoutError, PAGE_BYTES};
 use super::presence::is_readable;
@@ -214,17 +213,6 @@ impl PvclockPage {
     pub(crate) fn record(&self) -> &'static Record {
         &self.slots[0].record
     }
-
-    /// The record's version word, to be watched.
-    pub(crate) fn version_word(&self) -> &'static AtomicU32 {
-        self.record().version_word()
-    }
-
-    /// A page of this program's own, for tests.
-    #[cfg(test)]
-    pub(crate) fn of(slots: &'static [Slot; PVCLOCK_SLOTS]) -> Self {
-        Self { slots }
-    }
 }
 
 /// The kernel's own Hyper-V reference TSC page.
@@ -252,12 +240,6 @@ impl HypervPage {
 
     pub(crate) fn page(&self) -> &'static ReferenceTscPage {
         self.page
-    }
-
-    /// A page of this program's own, for tests.
-    #[cfg(test)]
-    pub(crate) fn of(page: &'static ReferenceTscPage) -> Self {
-        Self { page }
     }
 }
 

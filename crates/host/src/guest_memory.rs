@@ -2,6 +2,7 @@
 
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_abi::synthetic_timer::MessagePage;
 
 /// A guest-physical address, as a guest wrote it into a register: any value is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -38,4 +39,27 @@ pub trait GuestMemory {
 
     /// The reference TSC page at `address`: 4096 bytes, aligned to 4096.
     fn reference_tsc_page(&self, address: GuestAddress) -> Option<&ReferenceTscPage>;
+
+    /// The message page at `address`: 4096 bytes, aligned to 4096. A VMM without SynIC need not answer.
+    fn message_page(&self, _address: GuestAddress) -> Option<&MessagePage> {
+        None
+    }
+}
+
+/// No guest memory: every page is out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct NoMemory;
+
+impl GuestMemory for NoMemory {
+    fn pvclock_record(&self, _address: GuestAddress) -> Option<&Record> {
+        None
+    }
+
+    fn wall_clock_record(&self, _address: GuestAddress) -> Option<&WallClockRecord> {
+        None
+    }
+
+    fn reference_tsc_page(&self, _address: GuestAddress) -> Option<&ReferenceTscPage> {
+        None
+    }
 }

@@ -24,7 +24,7 @@
 //! Linux `Documentation/virt/kvm/x86/msr.rst` (MSR_KVM_SYSTEM_TIME_NEW), `arch/x86/kvm/x86.c`.
 
 use chronovisor_abi::msr::ENABLE;
-use chronovisor_abi::pvclock::{Flags, Record};
+use chronovisor_abi::pvclock::{Flags, Record, WallClock};
 use chronovisor_abi::quantity::TscDelta;
 
 use crate::guest_memory::{GuestAddress, GuestMemory};
@@ -187,5 +187,41 @@ impl Publisher {
             return None;
         }
         memory.pvclock_record(GuestAddress::new(self.register & !ENABLE))
+    }
+}
+
+/// The partition's wall-clock record.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WallClockPublisher {
+    register: u64,
+    version: u32,
+}
+
+impl WallClockPublisher {
+    /// The publisher as it was saved.
+    pub(crate) const fn restored(register: u64, version: u32) -> Self {
+        Self { register, version }
+    }
+
+    /// The MSR as the guest wrote it.
+    pub(crate) const fn register(&self) -> u64 {
+        self.register
+    }
+
+    /// The version that the record had when it was last valid.
+    pub(crate) const fn version(&self) -> u32 {
+        self.version
+    }
+
+    pub(crate) const fn set_register(&mut self, value: u64) {
+        self.register = value;
+    }
+
+    pub(crate) fn fill(&mut self, wall: WallClock, memory: &(impl GuestMemory + ?Sized)) -> bool {
+        let Some(record) = memory.wall_clock_record(GuestAddress::new(self.register)) else {
+            return false;
+        };
+        self.version = record.fill(self.version, wall);
+        true
     }
 }

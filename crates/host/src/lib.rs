@@ -11,9 +11,11 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod apic;
+pub mod events;
 pub mod guest_memory;
 pub mod kvmclock;
+pub mod msr_surface;
 pub mod partition_clock;
+pub mod reenlightenment;
 mod reference_tsc;
-
-pub mod apic;

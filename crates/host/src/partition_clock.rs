@@ -54,6 +54,7 @@ mod exact;
 mod pvclock_line;
 mod reference_line;
 mod update;
+mod wall;
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -71,6 +72,8 @@ pub use exact::ExactNanos;
 pub(crate) use exact::Master;
 pub(crate) use pvclock_line::PvclockLine;
 pub use update::{Change, OpenUpdate, Published, UpdateError};
+pub(crate) use wall::Wall;
+pub use wall::{TimeOfDay, WallClockError};
 
 use pvclock_line::Multipliers;
 use reference_line::ReferenceLine;
@@ -135,6 +138,8 @@ pub struct PartitionClock {
     page: reference_tsc::Publisher,
     /// The last value that the counter MSR gave.
     last_count: Option<RefTime>,
+    wall: Option<Wall>,
+    wall_clock: kvmclock::WallClockPublisher,
 }
 
 impl PartitionClock {
@@ -158,6 +163,8 @@ impl PartitionClock {
             skewed: 0,
             page: reference_tsc::Publisher::default(),
             last_count: None,
+            wall: None,
+            wall_clock: kvmclock::WallClockPublisher::default(),
         })
     }
 
@@ -301,6 +308,34 @@ impl PartitionClock {
         record.mark(memory);
         fence(Ordering::SeqCst); // W2 of the sequence lock: the address may hold a record that is being read
         record.publish(&self.pvclock, flags, memory)
+    }
+
+    /// The wall-clock register, MSR 0x4b564d00.
+    #[must_use]
+    pub const fn wall_clock_register(&self) -> u64 {
+        self.wall_clock.register()
+    }
+
+    /// The guest's write to the wall-clock register, which fills the record at that address once: the time of day at which pvclock stood at 0.
+    /// `Ok(false)` if the address is not reachable.
+    ///
+    /// # Errors
+    ///
+    /// [`WallClockError`] if that time is not known or does not fit the record; the record is not touched then.
+    pub fn write_wall_clock_register(
+        &mut self,
+        value: u64,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> Result<bool, WallClockError> {
+        self.wall_clock.set_register(value);
+        let wall = self.wall.ok_or(WallClockError::Unknown)?.wall_clock()?;
+        Ok(self.wall_clock.fill(wall, memory))
+    }
+
+    /// How many vCPUs there is room for.
+    #[must_use]
+    pub fn vcpus(&self) -> u32 {
+        u32::try_from(self.records.len()).unwrap_or(u32::MAX)
     }
 
     /// The reference TSC register, MSR 0x40000021.

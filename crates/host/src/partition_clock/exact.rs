@@ -83,6 +83,11 @@ impl Master {
         self.rate
     }
 
+    /// The same relation for a counter that was moved `ahead`.
+    pub(crate) const fn moved(&self, ahead: TscDelta) -> Self {
+        Self::new(self.base.wrapping_add(ahead), self.time, self.rate) // wrapping: the counter itself wraps.
+    }
+
     /// The time at `tsc`, which must not lie before the epoch's start (it is then taken as 2^64 ticks later); held at 2^64 ns.
     pub(crate) fn at(&self, tsc: Tsc) -> ExactNanos {
         self.time

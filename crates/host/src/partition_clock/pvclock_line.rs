@@ -107,6 +107,15 @@ impl PvclockLine {
         self.since
     }
 
+    /// The same line for a counter that was moved `ahead`.
+    pub(crate) const fn moved(&self, ahead: TscDelta) -> Self {
+        Self {
+            timestamp: self.timestamp.wrapping_add(ahead), // wrapping, both: the counter itself wraps.
+            since: self.since.wrapping_add(ahead),
+            ..*self
+        }
+    }
+
     /// What a record with this line shows at `tsc`.
     pub(crate) const fn at(&self, tsc: Tsc) -> Nanos {
         self.time

@@ -137,15 +137,14 @@ impl ReferenceLine {
         }
     }
 
-    /// The line after an update at `now`, which starts at this line's value; `master` is the relation that holds from `now` on.
+    /// The line after an update at `now`, which starts at `time`, this line's value there; `master` is the relation that holds from `now` on.
     pub(crate) fn continued(
         &self,
         now: Tsc,
-        old_master: &Master,
+        time: RefTime,
         master: &Master,
         budget: Nanos,
     ) -> Self {
-        let time = self.at(now, old_master);
         let form = match Parameters::through(now, time, master.rate()) {
             Ok(exact) => bend(
                 exact,

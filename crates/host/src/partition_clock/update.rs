@@ -6,7 +6,7 @@ use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::seqlock::sync::{Ordering, fence};
 
 use super::pvclock_line::Multipliers;
-use super::{PartitionClock, Phase, VcpuIndex};
+use super::{PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::VcpuTsc;
 
@@ -24,6 +24,16 @@ pub enum Change {
         /// Its counter.
         tsc: VcpuTsc,
     },
+    /// The guest's counter itself moved: what stood at `tsc` before the update stands at `tsc + ahead` after it, and runs at `rate`. The
+    /// reading to publish with is the counter's new value.
+    Counter {
+        /// The rate from the update on.
+        rate: Hertz,
+        /// How far the counter was moved, modulo 2^64.
+        ahead: TscDelta,
+    },
+    /// The time of day. No encoding of the partition's own time changes.
+    TimeOfDay(TimeOfDay),
     /// Every enabled record tells its guest that it was stopped, until the guest answers.
     GuestStopped,
     /// A held clock runs, from its saved line.
@@ -59,6 +69,8 @@ pub enum UpdateError {
 /// Which lines an update replaces and which pages it writes; pages not named are not touched.
 #[derive(Clone, Copy, Debug, Default)]
 struct Plan {
+    ahead: TscDelta,
+    time_of_day: Option<TimeOfDay>,
     rate: Option<(Hertz, Multipliers)>,
     vcpu_tsc: Option<(VcpuIndex, VcpuTsc)>,
     pvclock_line: bool,
@@ -115,6 +127,18 @@ impl PartitionClock {
             Change::Frequency(rate) => Plan {
                 rate: Some((rate, Multipliers::of(rate)?)),
                 ..everything
+            },
+            Change::Counter { rate, ahead } if ahead == TscDelta::ZERO => {
+                self.plan(Change::Frequency(rate))?
+            }
+            Change::Counter { rate, ahead } => Plan {
+                ahead,
+                rate: Some((rate, Multipliers::of(rate)?)),
+                ..everything
+            },
+            Change::TimeOfDay(told) => Plan {
+                time_of_day: Some(told),
+                ..Plan::default()
             },
             Change::Rebase => self.plan_rebase(),
             Change::VcpuTsc { vcpu, tsc }
@@ -182,7 +206,15 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
     ///
     /// [`UpdateError::ReadingBeforeLastUpdate`]; the old line stands again then.
     pub fn publish(mut self, now: Tsc) -> Result<Published, UpdateError> {
-        let last = self.clock.last_update();
+        let last = self.clock.last_update().wrapping_add(self.plan.ahead); // wrapping: the counter itself wraps.
+        if let Some(told) = self.plan.time_of_day
+            && told.tsc.is_before(self.clock.master.base())
+        {
+            return Err(UpdateError::ReadingBeforeLastUpdate {
+                reading: told.tsc,
+                last: self.clock.master.base(),
+            });
+        }
         if now.is_before(last) {
             return Err(UpdateError::ReadingBeforeLastUpdate { reading: now, last });
         }
@@ -193,7 +225,14 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
 
     fn derive(&mut self, now: Tsc) {
         let Self { clock, plan, .. } = self;
+        // wrapping: the counter itself wraps. The reference line has no timestamp that could be moved, so its value is taken first.
+        let reference = clock.reference_at(now.wrapping_sub(plan.ahead));
+        clock.master = clock.master.moved(plan.ahead);
+        clock.pvclock = clock.pvclock.moved(plan.ahead);
         let old = clock.master;
+        if let Some(told) = plan.time_of_day {
+            clock.wall = Some(Wall::new(told, &old));
+        }
         if let Some((rate, multipliers)) = plan.rate {
             clock.master = old.continued(now, rate);
             clock.multipliers = multipliers;
@@ -208,9 +247,10 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
                 .continued(now, &clock.master, &clock.multipliers, lead);
         }
         if plan.reference_line {
-            clock.reference = clock
-                .reference
-                .continued(now, &old, &clock.master, clock.budget);
+            clock.reference =
+                clock
+                    .reference
+                    .continued(now, reference, &clock.master, clock.budget);
         }
         if plan.resume {
             clock.phase = Phase::Running;

@@ -2,10 +2,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod guest_machine;
+pub mod historical_lapic;
+pub mod host_lapic;
 pub mod host_machine;
+pub mod lapic_timer;
 pub mod line;
 pub mod noise;
 pub mod queue;
+pub mod runner;
+pub mod scenario;
 pub mod watch;
 pub mod world;
 pub mod world_time;

@@ -7,7 +7,7 @@
 //!
 //! # Practice
 //!
-//! A scenario loops over [`World::next`], changes its machines and schedules what follows. Every event is counted and noted in
+//! A scenario loops over [`World::take`], changes its machines and schedules what follows. Every event is counted and noted in
 //! the [`Watch`], which keeps the last ones for the report of a broken invariant and writes all of them if a trace was asked for.
 //!
 //! # Migration
@@ -64,7 +64,7 @@ impl<E: Copy> World<E> {
 
     /// Moves the present to the next event and gives that; `None` if nothing will happen any more.
     #[inline]
-    pub fn next(&mut self) -> Option<E> {
+    pub fn take(&mut self) -> Option<E> {
         let (time, event) = self.queue.take()?;
         debug_assert!(time >= self.now, "nothing is scheduled in the past");
         self.now = time;

@@ -54,6 +54,7 @@ pub use backend::{
 };
 pub use effects::{Deadline, Delivery, Effects, Rearm};
 pub use lost_ticks::{CatchUp, LostTicks};
+pub(crate) use lost_ticks::{Due, Spaced, Verdict};
 pub use ratio::RateError;
 pub use registers::{AccessFault, TimerRegister};
 pub use settings::{DeadlineMode, MinimumPeriod, Rates, Settings};

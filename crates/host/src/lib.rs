@@ -19,3 +19,5 @@ pub mod msr_surface;
 pub mod partition_clock;
 pub mod reenlightenment;
 mod reference_tsc;
+pub mod synic;
+pub mod synthetic_timer;

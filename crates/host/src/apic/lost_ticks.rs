@@ -88,38 +88,38 @@ impl CatchUp {
 }
 
 /// What is due at one instant.
-pub(super) struct Due {
+pub(crate) struct Due {
     /// Ticks that came due since the last look.
-    pub(super) ticks: u64,
+    pub(crate) ticks: u64,
     /// How late the last of them is, and the period, in the same unit.
-    pub(super) lateness: u128,
-    pub(super) period: u128,
+    pub(crate) lateness: u128,
+    pub(crate) period: u128,
     /// Ticks held back from before.
-    pub(super) backlog: u32,
+    pub(crate) backlog: u32,
     /// Whether the last interrupt is far enough back for another.
-    pub(super) spaced: Spaced,
+    pub(crate) spaced: Spaced,
 }
 
 /// Whether a catch-up may deliver now.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spaced {
+pub(crate) enum Spaced {
     Enough,
     TooClose,
 }
 
 /// What a policy decides for the ticks that are due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Verdict {
+pub(crate) struct Verdict {
     /// 1 if an interrupt is to be raised, else 0.
-    pub(super) interrupts: u64,
-    pub(super) merged: u64,
-    pub(super) lost: u64,
-    pub(super) backlog: u32,
+    pub(crate) interrupts: u64,
+    pub(crate) merged: u64,
+    pub(crate) lost: u64,
+    pub(crate) backlog: u32,
 }
 
 impl LostTicks {
     /// The fate of the ticks that are due: `ticks + backlog = interrupts + merged + lost + new backlog`.
-    pub(super) fn judge(self, due: &Due) -> Verdict {
+    pub(crate) fn judge(self, due: &Due) -> Verdict {
         match self {
             Self::Merge => Verdict {
                 interrupts: due.ticks.min(1),

@@ -144,9 +144,11 @@ impl LocalTimer {
     /// Brings the timer up to guest TSC `now` and says what to deliver: the answer to a wake-up. In closed form: years take as long as
     /// a tick, and a call before the deadline does nothing.
     pub fn expire(&mut self, now: Tsc) -> Effects {
+        let now = self.count.not_back(now);
         let pending = core::mem::take(&mut self.pending);
         let mode = self.lvt.mode();
         if self.run == Run::Stopped || !mode.counts() {
+            self.count.move_base(now);
             let mut expiries = pending;
             if self.deadline_reached(now) {
                 expiries = expiries.saturating_add(1);

@@ -12,6 +12,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod apic;
+pub mod cpuid_leaves;
 pub mod events;
 pub mod guest_memory;
 pub mod kvmclock;

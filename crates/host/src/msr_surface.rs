@@ -12,15 +12,7 @@
 //! use chronovisor_abi::{msr::Msr, quantity::{Hertz, Tsc}};
 //! use chronovisor_host::msr_surface::{Access, Answer, MsrSurface, Privileges};
 //! use chronovisor_host::partition_clock::{Config, PartitionClock, VcpuIndex};
-//! # use chronovisor_abi::{pvclock, reference_tsc};
-//! # use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
-//! # struct NoMemory;
-//! # impl GuestMemory for NoMemory {
-//! #     fn pvclock_record(&self, _: GuestAddress) -> Option<&pvclock::Record> { None }
-//! #     fn wall_clock_record(&self, _: GuestAddress) -> Option<&pvclock::WallClockRecord> { None }
-//! #     fn reference_tsc_page(&self, _: GuestAddress) -> Option<&reference_tsc::ReferenceTscPage> { None }
-//! # }
-//! # let memory = NoMemory;
+//! # let memory = chronovisor_host::guest_memory::NoMemory;
 //! let rate = Hertz::from_hz(2_600_000_000).expect("not zero");
 //! let clock = PartitionClock::start(Config::for_vcpus(1), rate, Tsc::from_ticks(0))?;
 //! let apic = Hertz::from_hz(1_000_000_000).expect("not zero");
@@ -53,6 +45,7 @@ mod privileges;
 use alloc::boxed::Box;
 use alloc::vec;
 
+use chronovisor_abi::cpuid::hyperv;
 use chronovisor_abi::msr::{ENABLE, Msr, PAGE_ADDRESS_MASK};
 use chronovisor_abi::quantity::{Hertz, Tsc};
 
@@ -60,6 +53,7 @@ use crate::events::{Events, NoEvents, Page};
 use crate::guest_memory::{GuestAddress, GuestMemory};
 use crate::partition_clock::{CounterRead, PartitionClock, VcpuIndex};
 use crate::reenlightenment::{Emulation, Reenlightenment, Written};
+use crate::synthetic_timer::{self as timer, DirectMode, Presence, VcpuTimers};
 
 pub use hypercall::{ENDBR64, INVALID_HYPERCALL_CODE, VMCALL, VMMCALL};
 pub use privileges::Privileges;
@@ -105,12 +99,15 @@ pub enum Effect {
     /// The guest has followed the change of rate: end the emulation of its counter and update the clock with
     /// [`Change::Counter`](crate::partition_clock::Change::Counter).
     TscEmulationEnds(Emulation),
+    /// Raise the interrupts, and set the wake-up for [`MsrSurface::next_timer`] again.
+    Timers(timer::Effects),
 }
 
 /// The registers of one vCPU.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Vcpu {
     assist_page: u64,
+    timers: VcpuTimers,
 }
 
 /// The clock registers of a partition.
@@ -144,6 +141,18 @@ impl<E: Events> MsrSurface<E> {
         events: E,
     ) -> Self {
         let slots = usize::try_from(clock.vcpus()).unwrap_or(usize::MAX);
+        let direct = privileges.hyperv_edx & hyperv::DIRECT_SYNTHETIC_TIMERS != 0;
+        let vcpu = Vcpu {
+            assist_page: 0,
+            timers: VcpuTimers::new(timer::Settings {
+                direct_mode: if direct {
+                    DirectMode::Offered
+                } else {
+                    DirectMode::Absent
+                },
+                ..timer::Settings::DEFAULT
+            }),
+        };
         Self {
             clock,
             privileges,
@@ -151,7 +160,7 @@ impl<E: Events> MsrSurface<E> {
             hypercall: Hypercall::default(),
             reenlightenment: Reenlightenment::default(),
             invariant_control: 0,
-            vcpus: vec![Vcpu::default(); slots].into_boxed_slice(),
+            vcpus: vec![vcpu; slots].into_boxed_slice(),
             events,
         }
     }
@@ -199,6 +208,9 @@ impl<E: Events> MsrSurface<E> {
             None => return Answer::NotOurs,
             Some(privileges::Gate::Closed) => Answer::Fault,
             Some(privileges::Gate::Open) if self.index(vcpu).is_none() => Answer::Fault,
+            Some(privileges::Gate::Open) if VcpuTimers::owns(msr) => {
+                self.access_timers(vcpu, msr, access, now, memory)
+            }
             Some(privileges::Gate::Open) => match access {
                 Access::Read => self.read(vcpu, msr, now),
                 Access::Write(value) => self.write(vcpu, msr, value, memory),
@@ -210,6 +222,55 @@ impl<E: Events> MsrSurface<E> {
             _ => {}
         }
         answer
+    }
+
+    /// Brings `vcpu`'s synthetic timers up to `now`, its own counter: the answer to a wake-up, and to the end of an interrupt. `None` if there is
+    /// no such vCPU or the clock is held.
+    pub fn expire_timers(
+        &mut self,
+        vcpu: VcpuIndex,
+        now: Tsc,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> Option<timer::Effects> {
+        let time = self.clock.vcpu_reference_at(vcpu, now).ok()?;
+        let at = self.index(vcpu)?;
+        Some(self.vcpus[at].timers.expire(time, memory))
+    }
+
+    /// When [`Self::expire_timers`] has to be called for `vcpu` next, in its own counter, or `None` if nothing is to come.
+    #[must_use]
+    pub fn next_timer(&self, vcpu: VcpuIndex, presence: Presence) -> Option<Tsc> {
+        let due = self.vcpus[self.index(vcpu)?].timers.next_due(presence)?;
+        self.clock.reference_reached_at(vcpu, due)
+    }
+
+    /// The synthetic timers and interrupt controller of `vcpu`.
+    #[must_use]
+    pub fn timers(&self, vcpu: VcpuIndex) -> Option<&VcpuTimers> {
+        self.index(vcpu).map(|at| &self.vcpus[at].timers)
+    }
+
+    fn access_timers(
+        &mut self,
+        vcpu: VcpuIndex,
+        msr: Msr,
+        access: Access,
+        now: Tsc,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> Answer {
+        let (time, at) = match (self.clock.vcpu_reference_at(vcpu, now), self.index(vcpu)) {
+            (Ok(time), Some(at)) => (time, at),
+            (Err(CounterRead::NotBefore(tsc)), _) => return Answer::NotBefore(tsc),
+            _ => return Answer::Fault,
+        };
+        let timers = &mut self.vcpus[at].timers;
+        let answer = match access {
+            Access::Read => timers.read(msr, time).map(Answer::Value),
+            Access::Write(value) => timers
+                .write(msr, value, time, memory)
+                .map(|effects| Answer::Written(Effect::Timers(effects))),
+        };
+        answer.unwrap_or(Answer::Fault)
     }
 
     fn read(&mut self, vcpu: VcpuIndex, msr: Msr, now: Tsc) -> Answer {

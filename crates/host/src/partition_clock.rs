@@ -17,15 +17,7 @@
 //! ```
 //! use chronovisor_abi::quantity::{Hertz, Tsc};
 //! use chronovisor_host::partition_clock::{Change, Config, PartitionClock};
-//! # use chronovisor_abi::{pvclock, reference_tsc};
-//! # use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
-//! # struct NoMemory;
-//! # impl GuestMemory for NoMemory {
-//! #     fn pvclock_record(&self, _: GuestAddress) -> Option<&pvclock::Record> { None }
-//! #     fn wall_clock_record(&self, _: GuestAddress) -> Option<&pvclock::WallClockRecord> { None }
-//! #     fn reference_tsc_page(&self, _: GuestAddress) -> Option<&reference_tsc::ReferenceTscPage> { None }
-//! # }
-//! # let memory = NoMemory;
+//! # let memory = chronovisor_host::guest_memory::NoMemory;
 //! # let guest_tsc = || Tsc::from_ticks(2_600_000_000);
 //! let rate = Hertz::from_hz(2_600_000_000).expect("not zero");
 //! let mut clock = PartitionClock::start(Config::for_vcpus(4), rate, Tsc::from_ticks(0))?;
@@ -245,18 +237,14 @@ impl PartitionClock {
     /// Values are strictly increasing over all vCPUs, and one clock with the page: a page read before is never later, a page read
     /// afterwards never earlier.
     pub fn read_reference_counter(&mut self, vcpu: VcpuIndex, now: Tsc) -> CounterRead {
-        if self.phase == Phase::Held {
-            return CounterRead::Held;
-        }
-        let offset = self.vcpu_tsc(vcpu).offset();
-        let now = now.wrapping_sub(offset); // wrapping: the counter itself wraps.
-        if now.is_before(self.reference.since()) {
-            return CounterRead::NotBefore(self.reference.since().wrapping_add(offset)); // wrapping: as above
-        }
-        let time = self.reference.at(now, &self.master);
+        let time = match self.vcpu_reference_at(vcpu, now) {
+            Ok(time) => time,
+            Err(refusal) => return refusal,
+        };
         match self.last_count {
             Some(last) if time <= last => match self.reference.first_after(last, &self.master) {
-                Some(tsc) => CounterRead::NotBefore(tsc.wrapping_add(offset)), // wrapping: as above
+                // wrapping: the counter itself wraps.
+                Some(tsc) => CounterRead::NotBefore(tsc.wrapping_add(self.vcpu_tsc(vcpu).offset())),
                 // The end of the counter's range: nothing exceeds the last value any more.
                 None => CounterRead::Time(time),
             },
@@ -265,6 +253,39 @@ impl PartitionClock {
                 CounterRead::Time(time)
             }
         }
+    }
+
+    /// The reference time when `vcpu`'s own counter stands at `now`, for its timers: not strictly increasing, and nothing is remembered.
+    pub(crate) fn vcpu_reference_at(
+        &self,
+        vcpu: VcpuIndex,
+        now: Tsc,
+    ) -> Result<RefTime, CounterRead> {
+        if self.phase == Phase::Held {
+            return Err(CounterRead::Held);
+        }
+        let offset = self.vcpu_tsc(vcpu).offset();
+        let now = now.wrapping_sub(offset); // wrapping, both: the counter itself wraps.
+        if now.is_before(self.reference.since()) {
+            return Err(CounterRead::NotBefore(
+                self.reference.since().wrapping_add(offset),
+            ));
+        }
+        Ok(self.reference.at(now, &self.master))
+    }
+
+    /// The first value of `vcpu`'s own counter, from the last update on, at which the reference counter has reached `time`; `None` if that is
+    /// beyond the counter's range.
+    #[must_use]
+    pub fn reference_reached_at(&self, vcpu: VcpuIndex, time: RefTime) -> Option<Tsc> {
+        let since = self.reference.since();
+        let reached = match time.checked_sub(RefTime::from_100ns(1)) {
+            Some(before) if self.reference.at(since, &self.master) <= before => {
+                self.reference.first_after(before, &self.master)?
+            }
+            _ => since,
+        };
+        Some(reached.wrapping_add(self.vcpu_tsc(vcpu).offset())) // wrapping: the counter itself wraps.
     }
 
     /// How `vcpu`'s counter stands to the partition's.

@@ -41,7 +41,7 @@ use crate::partition_clock::VcpuIndex;
 
 /// A fixed interrupt that the VMM is to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interrupt {
+pub struct VcpuInterrupt {
     /// The vCPU.
     pub vcpu: VcpuIndex,
     /// The vector, 16 to 255.
@@ -97,7 +97,7 @@ pub enum RateChange {
     /// The guest did not ask for emulation: update the clock now.
     Update,
     /// The counter is emulated from now on and the clock stays as it is; inject the interrupt if there is one.
-    Emulate(Option<Interrupt>),
+    Emulate(Option<VcpuInterrupt>),
 }
 
 /// What a guest's write does.
@@ -174,10 +174,10 @@ impl Reenlightenment {
         RateChange::Emulate(self.interrupt())
     }
 
-    fn interrupt(&self) -> Option<Interrupt> {
+    fn interrupt(&self) -> Option<VcpuInterrupt> {
         let [vector, ..] = self.control.to_le_bytes();
         let vcpu = u32::try_from(self.control >> 32).unwrap_or(u32::MAX);
-        (self.control & CONTROL_ENABLED != 0).then_some(Interrupt {
+        (self.control & CONTROL_ENABLED != 0).then_some(VcpuInterrupt {
             vcpu: VcpuIndex(vcpu),
             vector,
         })

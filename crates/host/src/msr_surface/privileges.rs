@@ -29,17 +29,19 @@ impl Privileges {
         kvm_eax: 0,
     };
 
-    /// Hyper-V's clocks and KVM's, both with everything that this crate serves without timers.
+    /// Hyper-V's clocks and timers and KVM's clocks, with everything that this crate serves.
     pub const EVERYTHING: Self = Self {
         hyperv_eax: hyperv::ACCESS_VP_RUNTIME
             | hyperv::ACCESS_REFERENCE_COUNTER
+            | hyperv::ACCESS_SYNIC
+            | hyperv::ACCESS_SYNTHETIC_TIMERS
             | hyperv::ACCESS_HYPERCALL
             | hyperv::ACCESS_VP_INDEX
             | hyperv::ACCESS_REFERENCE_TSC
             | hyperv::ACCESS_FREQUENCIES
             | hyperv::ACCESS_REENLIGHTENMENT
             | hyperv::ACCESS_TSC_INVARIANT,
-        hyperv_edx: hyperv::FREQUENCY_MSRS_AVAILABLE,
+        hyperv_edx: hyperv::FREQUENCY_MSRS_AVAILABLE | hyperv::DIRECT_SYNTHETIC_TIMERS,
         kvm_eax: kvm::CLOCKSOURCE | kvm::CLOCKSOURCE2 | kvm::CLOCKSOURCE_STABLE,
     };
 

@@ -1,6 +1,8 @@
 //! The subcommands, a file each.
 
+mod bench;
 mod lab;
+mod sim;
 
 use clap::Subcommand;
 
@@ -9,7 +11,9 @@ use crate::exit::Exit;
 /// What the program can do.
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Bench(bench::Args),
     Lab(lab::Args),
+    Sim(sim::Args),
 }
 
 impl Command {
@@ -20,7 +24,9 @@ impl Command {
     /// What stopped it; [`crate::exit::report`] turns that into words and an exit code.
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self {
+            Self::Bench(args) => bench::run(&args),
             Self::Lab(args) => lab::run(args),
+            Self::Sim(args) => sim::run(args),
         }
     }
 }

@@ -1,0 +1,138 @@
+//! `bench` for people.
+
+use std::fmt::Write;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+
+use super::clock::Path;
+use super::document::{Document, Row};
+
+/// The whole answer as text.
+pub(super) fn render(document: &Document) -> String {
+    let mut text = String::new();
+    // Writing into a String cannot fail.
+    let _ = write_all(&mut text, document);
+    text
+}
+
+fn write_all(text: &mut String, document: &Document) -> std::fmt::Result {
+    let provenance = &document.provenance;
+    let counter = &document.counter;
+    writeln!(
+        text,
+        "{} on {}, {}, clock source {}\ncounter {}.{:06} MHz within {} ppb of CLOCK_MONOTONIC_RAW's second\n",
+        provenance.cpu,
+        provenance.hypervisor,
+        provenance.kernel,
+        provenance.clock_source,
+        counter.hz / 1_000_000,
+        counter.hz % 1_000_000,
+        counter.error_ppb
+    )?;
+    let mut counts: Vec<u16> = document.rows.iter().map(|row| row.threads).collect();
+    counts.dedup();
+    for threads in counts {
+        let rows: Vec<&Row> = document
+            .rows
+            .iter()
+            .filter(|row| row.threads == threads)
+            .collect();
+        let plural = if threads == 1 { "" } else { "s" };
+        writeln!(
+            text,
+            "One read, {threads} thread{plural}\n{}\n",
+            clocks(&rows)
+        )?;
+    }
+    if !document.unavailable.is_empty() {
+        writeln!(text, "Not on this machine")?;
+        for missing in &document.unavailable {
+            writeln!(text, "  {}: {}", missing.clock, missing.reason)?;
+        }
+        writeln!(text)?;
+    }
+    writeln!(
+        text,
+        "Published by others, of other machines\n{}",
+        published(document)
+    )
+}
+
+fn clocks(rows: &[&Row]) -> Table {
+    let mut table = table(
+        &[
+            "clock", "path", "ns", "cycles", "x rdtscp", "moves by", "stalls", "back",
+        ],
+        2,
+    );
+    for row in rows {
+        let counted = |count: u64| match row.readings {
+            0 => "-".to_owned(),
+            _ => count.to_string(),
+        };
+        table.add_row([
+            row.clock.to_owned(),
+            path(row.path).to_owned(),
+            format!("{:.1}", row.ns),
+            format!("{:.1}", row.cycles),
+            row.ratio_to_rdtscp
+                .map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+            row.resolution_ns.map_or("-".to_owned(), step),
+            counted(row.stalls),
+            counted(row.regressions),
+        ]);
+    }
+    table
+}
+
+fn published(document: &Document) -> Table {
+    let mut table = table(&["read", "threads", "ns", "cycles", "machine"], 1);
+    table
+        .column_mut(4)
+        .map(|column| column.set_cell_alignment(CellAlignment::Left));
+    let number = |figure: Option<f64>| figure.map_or("-".to_owned(), |figure| figure.to_string());
+    for row in &document.seed_rows {
+        table.add_row([
+            row.read.to_owned(),
+            row.threads.to_string(),
+            number(row.ns),
+            number(row.cycles),
+            format!("{} ({})", row.machine, row.source),
+        ]);
+    }
+    table
+}
+
+/// A table whose columns from `numbers` on are aligned right.
+fn table(header: &[&str], numbers: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
+    for column in table.column_iter_mut().skip(numbers) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+const fn path(path: Path) -> &'static str {
+    match path {
+        Path::Instruction => "instruction",
+        Path::Page => "page",
+        Path::Vdso => "vDSO",
+        Path::SystemCall => "system call",
+        Path::Trap => "trap",
+        Path::Exit => "exit",
+    }
+}
+
+fn step(ns: f64) -> String {
+    if ns >= 1e6 {
+        format!("{:.1} ms", ns / 1e6)
+    } else if ns >= 1e4 {
+        format!("{:.1} us", ns / 1e3)
+    } else if ns < 1.0 {
+        format!("{ns:.2} ns")
+    } else {
+        format!("{ns:.0} ns")
+    }
+}

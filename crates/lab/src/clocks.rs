@@ -1,24 +1,33 @@
-//! The clocks of a lab guest, served by `chronovisor-host`.
+//! The clocks of a lab guest: `chronovisor-host`'s MSR surface behind a vCPU's exits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use chronovisor_abi::msr::Msr;
-use chronovisor_abi::quantity::{Hertz, RefTime, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
 use chronovisor_guest::counter::lfence_rdtsc;
-use chronovisor_host::partition_clock::{Change, Config, CounterRead, PartitionClock, VcpuIndex};
+use chronovisor_host::msr_surface::{Access, Answer, MsrSurface, Privileges};
+use chronovisor_host::partition_clock::{Change, Config, PartitionClock, VcpuIndex};
 
 use crate::LabError;
 use crate::contract::OUR_SYSTEM_TIME_MSR;
 use crate::machine::{Devices, Refused};
 use crate::pages::GuestPages;
 
-/// The partition clock of one guest, behind its MSRs.
+/// The rate of the bus that local APIC timers count: KVM's default, 1 GHz.
+pub const BUS: Hertz = match Hertz::from_hz(1_000_000_000) {
+    Some(rate) => rate,
+    None => panic!("1 GHz is not zero"),
+};
+
+/// The clock registers of one guest.
 pub struct Clocks {
-    clock: Mutex<PartitionClock>,
+    surface: Mutex<MsrSurface>,
     pages: GuestPages,
     /// Guest TSC minus host TSC.
     offset: AtomicU64,
+    start: Instant,
 }
 
 impl Clocks {
@@ -33,19 +42,29 @@ impl Clocks {
         offset: u64,
         pages: GuestPages,
     ) -> Result<Self, LabError> {
-        let now = guest_tsc(offset);
-        let clock = PartitionClock::start(Config::for_vcpus(vcpus), rate, now)
+        let clock = PartitionClock::start(Config::for_vcpus(vcpus), rate, guest_tsc(offset))
             .map_err(|error| LabError::Guest(format!("the partition clock: {error}")))?;
-        Ok(Self {
-            clock: Mutex::new(clock),
+        Ok(Self::with(
+            MsrSurface::new(clock, Privileges::EVERYTHING, BUS),
+            offset,
             pages,
-            offset: AtomicU64::new(offset),
-        })
+        ))
     }
 
-    /// The clock itself. A poisoned lock is taken all the same: every state of the clock is a valid one.
-    pub fn lock(&self) -> MutexGuard<'_, PartitionClock> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The registers as they are, for a guest with these pages.
+    #[must_use]
+    pub fn with(surface: MsrSurface, offset: u64, pages: GuestPages) -> Self {
+        Self {
+            surface: Mutex::new(surface),
+            pages,
+            offset: AtomicU64::new(offset),
+            start: Instant::now(),
+        }
+    }
+
+    /// The registers. A poisoned lock is taken all the same: every state of theirs is a valid one.
+    pub fn lock(&self) -> MutexGuard<'_, MsrSurface> {
+        self.surface.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pages.
@@ -65,8 +84,9 @@ impl Clocks {
     ///
     /// [`LabError::Guest`] says why it was refused.
     pub fn update(&self, change: Change) -> Result<(), LabError> {
-        let mut clock = self.lock();
-        let open = clock
+        let mut surface = self.lock();
+        let open = surface
+            .clock_mut()
             .begin_update(change, &self.pages)
             .map_err(|error| LabError::Guest(format!("the update is impossible: {error}")))?;
         open.publish(self.guest_tsc())
@@ -74,18 +94,27 @@ impl Clocks {
             .map_err(|error| LabError::Guest(format!("the update failed: {error}")))
     }
 
-    fn reference_counter(&self, vcpu: u32) -> RefTime {
+    fn access(&self, vcpu: u32, msr: Msr, access: Access) -> Result<u64, Refused> {
         loop {
             let now = self.guest_tsc();
-            match self.lock().read_reference_counter(VcpuIndex(vcpu), now) {
-                CounterRead::Time(time) => return time,
-                CounterRead::NotBefore(tsc) => {
+            match self
+                .lock()
+                .access(VcpuIndex(vcpu), msr, access, now, &self.pages)
+            {
+                Answer::Value(value) => return Ok(value),
+                // The effects are for a VMM that emulates counters or offers a hypercall page through its register.
+                Answer::Written(_) => return Ok(0),
+                Answer::RunTime => {
+                    return Ok(
+                        u64::try_from(self.start.elapsed().as_nanos() / 100).unwrap_or(u64::MAX)
+                    );
+                }
+                Answer::NotBefore(tsc) => {
                     while self.guest_tsc().is_before(tsc) {
                         std::hint::spin_loop();
                     }
                 }
-                // No vCPU runs while the clock is held; a guest that asks all the same sees the clock stand.
-                CounterRead::Held => return RefTime::ZERO,
+                Answer::Fault | Answer::NotOurs => return Err(Refused),
             }
         }
     }
@@ -98,31 +127,21 @@ fn guest_tsc(offset: u64) -> Tsc {
 
 impl Devices for Clocks {
     fn read_msr(&self, vcpu: u32, index: u32) -> Result<u64, Refused> {
-        match Msr(index) {
-            Msr::HV_TIME_REF_COUNT => Ok(self.reference_counter(vcpu).as_100ns()),
-            Msr::HV_REFERENCE_TSC => Ok(self.lock().reference_tsc_register()),
-            Msr::HV_TSC_FREQUENCY => Ok(self.lock().rate().rounded_hz()),
-            Msr::HV_VP_INDEX => Ok(u64::from(vcpu)),
-            _ => Err(Refused),
-        }
+        self.access(vcpu, Msr(index), Access::Read)
     }
 
     fn write_msr(&self, vcpu: u32, index: u32, value: u64) -> Result<(), Refused> {
-        match Msr(index) {
-            Msr::HV_REFERENCE_TSC => {
-                self.lock().write_reference_tsc_register(value, &self.pages);
-                Ok(())
-            }
-            Msr(OUR_SYSTEM_TIME_MSR) => {
-                self.lock()
-                    .write_system_time_register(VcpuIndex(vcpu), value, &self.pages);
-                Ok(())
-            }
-            _ => Err(Refused),
-        }
+        let msr = if index == OUR_SYSTEM_TIME_MSR {
+            Msr::KVM_SYSTEM_TIME
+        } else {
+            Msr(index)
+        };
+        self.access(vcpu, msr, Access::Write(value)).map(|_| ())
     }
 
     fn time_call(&self, vcpu: u32) -> u64 {
-        self.reference_counter(vcpu).as_100ns()
+        // A counter that is held has no time; the guest then sees 0, as it would from a failed call.
+        self.access(vcpu, Msr::HV_TIME_REF_COUNT, Access::Read)
+            .unwrap_or(0)
     }
 }

@@ -13,4 +13,6 @@ pub mod machine;
 pub mod pages;
 pub mod report;
 
+pub mod user_apic;
+
 pub use error::LabError;

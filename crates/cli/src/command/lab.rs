@@ -3,6 +3,7 @@
 mod clocks;
 mod progress;
 mod smp;
+mod timers;
 
 use chronovisor_lab::LabError;
 use chronovisor_lab::backend::Backend;
@@ -27,6 +28,7 @@ Examples:
   chronovisor lab clocks                       cost of one read of each clock, and whether the clocks agree
   chronovisor lab clocks --vcpus 1,4 --json
   chronovisor lab smp --vcpus 16 --numa 4      bring-up of 16 vCPUs in 4 nodes, by calibration method
+  chronovisor lab timers --stress              1 ms ticks of each timer, idle host and busy host
   scripts/nested chronovisor lab clocks        the same on stock KVM in an emulator
 
 Needs /dev/kvm; without it the exit code is 4.";
@@ -35,6 +37,7 @@ Needs /dev/kvm; without it the exit code is 4.";
 enum Experiment {
     Clocks(clocks::Args),
     Smp(smp::Args),
+    Timers(timers::Args),
 }
 
 /// Runs the experiment.
@@ -46,6 +49,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     match args.experiment {
         Experiment::Clocks(args) => clocks::run(&args),
         Experiment::Smp(args) => smp::run(&args),
+        Experiment::Timers(args) => timers::run(&args),
     }
 }
 

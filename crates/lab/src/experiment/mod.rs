@@ -4,6 +4,7 @@ pub mod agreement;
 pub mod clocks;
 mod seeds;
 pub mod smp;
+pub mod timers;
 
 use chronovisor_abi::quantity::Hertz;
 use schemars::JsonSchema;

@@ -2,6 +2,8 @@
 
 use std::sync::Mutex;
 
+use super::kick::Kicker;
+
 /// The access is refused: the guest gets #GP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
@@ -30,6 +32,22 @@ pub trait Devices: Send + Sync {
 
     /// A vCPU stands at a checkpoint.
     fn checkpoint(&self, _vcpu: u32) {}
+
+    /// The calling thread runs `vcpu` from now on.
+    fn started(&self, _vcpu: u32, _kicker: Kicker) {}
+
+    /// The interrupt that `vcpu` can take now, if this is where its APIC is.
+    fn pending_interrupt(&self, _vcpu: u32) -> Option<u8> {
+        None
+    }
+
+    /// `vcpu` takes the interrupt `vector`.
+    fn acknowledge_interrupt(&self, _vcpu: u32, _vector: u8) {}
+
+    /// `vcpu` halted: waits for a short while for something to wake it. `false` if nothing ever can.
+    fn wait_halted(&self, _vcpu: u32) -> bool {
+        false
+    }
 }
 
 /// Nothing there: every MSR is refused.

@@ -25,3 +25,37 @@ pub(super) fn kick<T>(thread: &JoinHandle<T>) {
         libc::pthread_kill(thread.as_pthread_t(), libc::SIGRTMIN());
     }
 }
+
+/// Kicks the thread that made it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kicker {
+    process: libc::pid_t,
+    thread: libc::pid_t,
+}
+
+impl Kicker {
+    /// A kicker of the calling thread.
+    pub(super) fn of_this_thread() -> Self {
+        // SAFETY: both calls only return a number.
+        unsafe {
+            Self {
+                process: libc::getpid(),
+                thread: libc::gettid(),
+            }
+        }
+    }
+
+    /// Gets the thread out of `KVM_RUN`, or out of a wait. Does nothing if the thread has ended.
+    pub fn kick(self) {
+        // SAFETY: a signal with an empty handler to a thread of this process; a number that is no thread any more is
+        // refused by the kernel.
+        unsafe {
+            libc::syscall(
+                libc::SYS_tgkill,
+                self.process,
+                self.thread,
+                libc::SIGRTMIN(),
+            );
+        }
+    }
+}

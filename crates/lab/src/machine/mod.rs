@@ -3,6 +3,7 @@
 
 mod devices;
 mod entry;
+mod inject;
 mod kick;
 mod state;
 mod vcpu;
@@ -27,6 +28,7 @@ use crate::report::{self, VcpuReport};
 use crate::{LabError, image};
 
 pub use devices::{Devices, NoDevices, Refused};
+pub use kick::Kicker;
 pub use state::{VcpuState, set_tsc_offset, tsc_offset};
 pub use vcpu::End;
 

@@ -6,6 +6,8 @@ use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use vm_superio::Serial;
 
 use super::devices::{Devices, SerialLog};
+use super::inject;
+use super::kick::Kicker;
 use crate::contract::{CHECKPOINT_PORT, DONE_PORT, HELLO_PORT, NULL_MSR, SERIAL_PORT, TIME_PORT};
 
 /// Why a vCPU stopped running.
@@ -49,9 +51,15 @@ pub(super) fn run(
 ) -> End {
     let mut serial = Serial::new(NoTrigger, log);
     fd.set_sync_valid_reg(SyncReg::Register);
+    devices.started(vcpu, Kicker::of_this_thread());
     loop {
         if stop.load(Ordering::Acquire) {
             return settle(fd);
+        }
+        if let Some(vector) = devices.pending_interrupt(vcpu)
+            && inject::offer(fd, vector)
+        {
+            devices.acknowledge_interrupt(vcpu, vector);
         }
         let end = match fd.run() {
             Ok(VcpuExit::X86Rdmsr(exit)) => {
@@ -109,7 +117,15 @@ pub(super) fn run(
             Ok(VcpuExit::Shutdown) => End::TripleFault,
             Ok(VcpuExit::InternalError) => End::InternalError,
             Ok(VcpuExit::FailEntry(reason, _)) => End::FailEntry(reason),
-            Ok(VcpuExit::Hlt) => End::Halted,
+            Ok(VcpuExit::Hlt) => {
+                while devices.pending_interrupt(vcpu).is_none() && !stop.load(Ordering::Acquire) {
+                    if !devices.wait_halted(vcpu) {
+                        return End::Halted;
+                    }
+                }
+                continue;
+            }
+            Ok(VcpuExit::IrqWindowOpen) => continue,
             Ok(other) => End::Unexpected(format!("{other:?}")),
             Err(error) => match error.errno() {
                 // EAGAIN: a vCPU that waits for its SIPI comes back once.

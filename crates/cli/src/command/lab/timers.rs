@@ -1,0 +1,138 @@
+//! `chronovisor lab timers`.
+
+use std::fmt::Write;
+
+use chronovisor_lab::experiment::timers::{self, Load, Options, Policy, Report};
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::exit::Exit;
+use crate::output;
+use crate::provenance::Provenance;
+
+/// 1 ms ticks of local APIC timers: KVM's in-kernel APIC and ours in user space, each mode
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also with two busy threads on each CPU of this machine
+    #[arg(long)]
+    stress: bool,
+    /// Every lost-tick policy and 150 000 ticks a row: takes 20 minutes a load
+    #[arg(long, conflicts_with = "ticks")]
+    full: bool,
+    /// Ticks of each row
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(3..=200_000))]
+    ticks: u64,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+/// The JSON document.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Document {
+    schema: &'static str,
+    provenance: Provenance,
+    #[serde(flatten)]
+    report: Report,
+}
+
+const FULL_TICKS: u64 = 150_000;
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
+    let backend = super::open()?;
+    let loads = if args.stress {
+        vec![Load::Idle, Load::Stress]
+    } else {
+        vec![Load::Idle]
+    };
+    let options = if args.full {
+        Options {
+            ticks: FULL_TICKS,
+            loads,
+            policies: Policy::ALL.to_vec(),
+        }
+    } else {
+        Options {
+            ticks: args.ticks,
+            loads,
+            ..Options::default()
+        }
+    };
+    let progress = Progress::start();
+    let report = timers::run(&backend, &options, &mut |what, share| {
+        progress.at(what, share)
+    })
+    .map_err(super::not_possible)?;
+    drop(progress);
+    let provenance = super::provenance(&backend);
+    if args.json {
+        output::json(&Document {
+            schema: "chronovisor/lab-timers/1",
+            provenance,
+            report,
+        })?;
+    } else {
+        output::text(&render(&provenance, &report))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn render(provenance: &Provenance, report: &Report) -> String {
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{}; {}; ticks of {:.0} us\n",
+        provenance.backend, provenance.cpu, report.period_us
+    );
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "APIC",
+        "timer",
+        "policy",
+        "load",
+        "ticks",
+        "min us",
+        "mean",
+        "max",
+        "deviation",
+        "p99",
+        "lost",
+    ]);
+    for row in &report.rows {
+        table.add_row([
+            row.apic.to_owned(),
+            row.timer.to_owned(),
+            row.policy.unwrap_or_default().to_owned(),
+            match row.load {
+                Load::Idle => "idle".to_owned(),
+                Load::Stress => "stress".to_owned(),
+            },
+            (row.intervals + 1).to_string(),
+            format!("{:.1}", row.min_us),
+            format!("{:.1}", row.mean_us),
+            format!("{:.1}", row.max_us),
+            format!("{:.1}", row.deviation_us),
+            row.p99_us
+                .map_or_else(String::new, |p99| format!("{p99:.1}")),
+            row.lost.map_or_else(String::new, |lost| lost.to_string()),
+        ]);
+    }
+    for column in 4..=10 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let _ = writeln!(text, "{table}\n\nPublished:");
+    for seed in report.seed_rows {
+        let _ = writeln!(
+            text,
+            "  {}: {} {} ({})",
+            seed.clock, seed.value, seed.unit, seed.source
+        );
+    }
+    text
+}

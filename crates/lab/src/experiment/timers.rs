@@ -1,0 +1,335 @@
+//! `lab timers`: 1 ms ticks on KVM's in-kernel APIC and on ours in user space, with an idle host and with a busy one.
+
+mod devices;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use chronovisor_host::apic::{CatchUp, LostTicks};
+use chronovisor_stats::{Histogram, Summary};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::seeds::{self, SeedRow};
+use super::{GuestCounter, Place, Progress};
+use crate::backend::Backend;
+use crate::clocks::BUS;
+use crate::contract::{Job, experiment, timer};
+use crate::machine::{Apic, Devices, Machine, Setup};
+use crate::{LabError, report};
+
+use devices::TimerDevices;
+
+/// What the host's CPUs do meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Load {
+    /// Nothing of ours.
+    Idle,
+    /// Two busy threads a CPU.
+    Stress,
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ticks of each row.
+    pub ticks: u64,
+    /// Loads, one after the other.
+    pub loads: Vec<Load>,
+    /// Lost-tick policies of our periodic timer.
+    pub policies: Vec<Policy>,
+}
+
+/// A lost-tick policy by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Overdue ticks are one interrupt.
+    Merge,
+    /// Late ticks are skipped.
+    SkipOnGrid,
+    /// Overdue ticks are delivered one by one.
+    CatchUp,
+}
+
+impl Policy {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Merge, Self::SkipOnGrid, Self::CatchUp];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Merge => "merge",
+            Self::SkipOnGrid => "skip-on-grid",
+            Self::CatchUp => "catch-up",
+        }
+    }
+
+    const fn of_host(self) -> LostTicks {
+        match self {
+            Self::Merge => LostTicks::Merge,
+            Self::SkipOnGrid => LostTicks::SkipOnGrid,
+            Self::CatchUp => LostTicks::CatchUp(CatchUp::DEFAULT),
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ticks: 500,
+            loads: vec![Load::Idle],
+            policies: vec![Policy::Merge],
+        }
+    }
+}
+
+/// One timer's ticks.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Row {
+    /// `kvm-in-kernel` or `ours-timerfd`.
+    pub apic: &'static str,
+    /// `periodic`, `one-shot`, `tsc-deadline` or `synthetic-direct`.
+    pub timer: &'static str,
+    /// The lost-tick policy, where it is ours to choose.
+    pub policy: Option<&'static str>,
+    /// The host's load.
+    pub load: Load,
+    /// Intervals between ticks, as the guest's interrupt handler saw them.
+    pub intervals: u64,
+    /// The shortest, in us.
+    pub min_us: f64,
+    /// The mean, in us.
+    pub mean_us: f64,
+    /// The longest, in us.
+    pub max_us: f64,
+    /// The standard deviation, in us.
+    pub deviation_us: f64,
+    /// The median, in us.
+    pub p50_us: Option<f64>,
+    /// The 99th percentile, in us, if there are ticks enough to tell.
+    pub p99_us: Option<f64>,
+    /// Ticks that the time from the first to the last would have had room for and that did not come. A timer that is
+    /// armed again by each tick has no grid and loses none.
+    pub lost: Option<u64>,
+}
+
+/// All that `lab timers` found.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// Where.
+    pub place: Place,
+    /// The guest's TSC rate in Hz.
+    pub tsc_hz: u64,
+    /// The period asked for, in us.
+    pub period_us: f64,
+    /// Timers.
+    pub rows: Vec<Row>,
+    /// Published figures.
+    pub seed_rows: &'static [SeedRow],
+}
+
+const PERIOD: Duration = Duration::from_millis(1);
+
+const MODES: [(&str, u64); 3] = [
+    ("periodic", timer::PERIODIC),
+    ("one-shot", timer::ONE_SHOT),
+    ("tsc-deadline", timer::TSC_DEADLINE),
+];
+
+/// Which timer a row is about.
+#[derive(Clone, Copy)]
+struct Case {
+    apic: Apic,
+    timer: &'static str,
+    number: u64,
+    policy: Policy,
+}
+
+/// Measures every timer under every load.
+///
+/// # Errors
+///
+/// [`LabError`] if a guest does not come to its end.
+pub fn run(
+    backend: &Backend,
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<Report, LabError> {
+    let mut cases = Vec::new();
+    for (timer, number) in MODES {
+        cases.push(Case {
+            apic: Apic::InKernel,
+            timer,
+            number,
+            policy: Policy::Merge,
+        });
+    }
+    for (timer, number) in MODES {
+        // Only a periodic timer can owe more than one tick.
+        let policies = if number == timer::PERIODIC {
+            options.policies.as_slice()
+        } else {
+            &[Policy::Merge]
+        };
+        cases.extend(policies.iter().map(|&policy| Case {
+            apic: Apic::UserSpace,
+            timer,
+            number,
+            policy,
+        }));
+    }
+    let all = f64::from(u32::try_from(cases.len() * options.loads.len()).unwrap_or(u32::MAX));
+    let mut rows = Vec::new();
+    let mut tsc_hz = 0;
+    for &load in &options.loads {
+        let stress = (load == Load::Stress).then(Stress::start);
+        for case in &cases {
+            let done = f64::from(u32::try_from(rows.len()).unwrap_or(u32::MAX));
+            progress(&format!("{} {:?}", case.timer, case.apic), done / all);
+            let (row, hz) = measure(backend, options, *case, load)?;
+            rows.push(row);
+            tsc_hz = hz;
+        }
+        drop(stress);
+    }
+    Ok(Report {
+        place: Place::of(backend),
+        tsc_hz,
+        period_us: PERIOD.as_secs_f64() * 1e6,
+        rows,
+        seed_rows: seeds::TIMERS,
+    })
+}
+
+fn measure(
+    backend: &Backend,
+    options: &Options,
+    case: Case,
+    load: Load,
+) -> Result<(Row, u64), LabError> {
+    let setup = Setup {
+        apic: case.apic,
+        ..Setup::new(1)
+    };
+    let mut job = Job::new(experiment::TIMERS, 1);
+    let mut machine = Machine::new(backend, &setup, &job)?;
+    let counter = GuestCounter::of(&machine)?;
+    let tsc_hz = counter.rate.rounded_hz();
+    let period_bus = BUS.rounded_hz() / 1000;
+    job.argument = [
+        case.number,
+        options.ticks,
+        period_bus,
+        tsc_hz / 1000,
+        0,
+        0,
+        0,
+    ];
+    machine.set_job(&job)?;
+    let devices = TimerDevices::new(&machine, counter, case.apic, case.policy.of_host())?;
+    let devices: Arc<dyn Devices> = Arc::new(devices);
+    let patience =
+        Duration::from_secs(10) + PERIOD * u32::try_from(options.ticks).unwrap_or(u32::MAX) * 4;
+    let run = machine.run(&devices, patience)?;
+    if !run.is_done() {
+        return Err(LabError::Guest(format!(
+            "{} on {:?}: {}",
+            case.timer,
+            case.apic,
+            run.trouble()
+        )));
+    }
+    let ticks = report::samples(machine.memory(), 0, options.ticks)?;
+    let summary = summary_ns(&ticks, tsc_hz).ok_or_else(|| {
+        LabError::Guest(format!(
+            "{} on {:?}: fewer than two ticks",
+            case.timer, case.apic
+        ))
+    })?;
+    let row = row_of(
+        &summary,
+        case,
+        load,
+        lost(&ticks, tsc_hz / 1000, case.number),
+    );
+    Ok((row, tsc_hz))
+}
+
+/// Intervals in ns, rounded down.
+fn summary_ns(ticks: &[u64], tsc_hz: u64) -> Option<Summary> {
+    let mut intervals = Histogram::new();
+    for pair in ticks.windows(2) {
+        let delta =
+            u128::from(pair[1].saturating_sub(pair[0])) * 1_000_000_000 / u128::from(tsc_hz.max(1));
+        intervals.record(u64::try_from(delta).unwrap_or(u64::MAX));
+    }
+    intervals.summary()
+}
+
+fn lost(ticks: &[u64], period: u64, number: u64) -> Option<u64> {
+    if number == timer::ONE_SHOT {
+        return None;
+    }
+    let (first, last) = (ticks.first()?, ticks.last()?);
+    let room = (last.saturating_sub(*first) + period / 2) / period.max(1);
+    Some(room.saturating_sub(u64::try_from(ticks.len()).ok()?.saturating_sub(1)))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "statistics of microseconds")]
+fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
+    let us = |ns: u64| ns as f64 / 1000.0;
+    let ours = case.apic == Apic::UserSpace;
+    Row {
+        apic: if ours {
+            "ours-timerfd"
+        } else {
+            "kvm-in-kernel"
+        },
+        timer: case.timer,
+        policy: (ours && case.number == timer::PERIODIC).then(|| case.policy.name()),
+        load,
+        intervals: summary.count,
+        min_us: us(summary.min),
+        mean_us: summary.mean / 1000.0,
+        max_us: us(summary.max),
+        deviation_us: summary.deviation / 1000.0,
+        p50_us: summary.percentiles.p50.map(us),
+        p99_us: summary.percentiles.p99.map(us),
+        lost,
+    }
+}
+
+/// Busy threads, two for each CPU.
+struct Stress {
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Stress {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = (0..2 * cpus)
+            .map(|_| {
+                let stop = Arc::clone(&stop);
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                })
+            })
+            .collect();
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Stress {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A busy loop cannot panic.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A local APIC in user space: as much of it as timers need, its timer `chronovisor-host`'s.
+//!
+//! The timer's wake-up is a timerfd, set by `SoftwareTimer`. A halted vCPU waits on it in its own thread; a running one is
+//! kicked out of the guest by a helper thread that waits on it too.
+#![allow(unsafe_code)] // poll(2)
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chronovisor_abi::msr::Msr;
+use chronovisor_abi::quantity::{Nanos, Reading, Tsc};
+use chronovisor_host::apic::{
+    Backend as _, Delivery, Effects, LocalTimer, Power, Settings, SoftwareTimer,
+};
+use vmm_sys_util::timerfd::TimerFd;
+
+use crate::LabError;
+use crate::machine::{Kicker, Refused};
+
+const ID: Msr = Msr(0x802);
+const VERSION: Msr = Msr(0x803);
+const TASK_PRIORITY: Msr = Msr(0x808);
+const EOI: Msr = Msr(0x80B);
+const SPURIOUS: Msr = Msr(0x80F);
+const COMMAND: Msr = Msr(0x830);
+/// The APIC's own registers.
+const X2APIC: std::ops::Range<u32> = 0x800..0x900;
+/// Version 0x14 with six LVT entries, as hardware of the time has it.
+const VERSION_VALUE: u64 = 0x0005_0014;
+const SOFTWARE_ENABLE: u64 = 0x100;
+
+/// Whether the APIC answers for `msr`.
+#[must_use]
+pub fn owns(msr: Msr) -> bool {
+    X2APIC.contains(&msr.0) || msr == Msr::TSC_DEADLINE
+}
+
+/// A set of vectors.
+#[derive(Clone, Copy, Debug, Default)]
+struct Vectors([u64; 4]);
+
+impl Vectors {
+    fn insert(&mut self, vector: u8) {
+        self.0[usize::from(vector >> 6)] |= 1 << (vector & 63);
+    }
+
+    fn remove(&mut self, vector: u8) {
+        self.0[usize::from(vector >> 6)] &= !(1 << (vector & 63));
+    }
+
+    fn highest(self) -> Option<u8> {
+        let (word, bits) = (0_u8..4).zip(self.0).rfind(|(_, bits)| *bits != 0)?;
+        let bit = u8::try_from(bits.ilog2()).ok()?;
+        Some(word * 64 + bit)
+    }
+}
+
+/// What the timer did over its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Expiries.
+    pub expiries: u64,
+    /// Expiries that shared an interrupt with another.
+    pub merged: u64,
+    /// Expiries that raised nothing.
+    pub lost: u64,
+}
+
+struct State {
+    timer: LocalTimer,
+    wake: SoftwareTimer,
+    timerfd: TimerFd,
+    spurious: u64,
+    task_priority: u64,
+    requested: Vectors,
+    in_service: Vectors,
+    counts: Counts,
+}
+
+/// The APIC of one vCPU.
+pub struct UserApic {
+    id: u32,
+    start: Instant,
+    state: Mutex<State>,
+    descriptor: i32,
+}
+
+impl UserApic {
+    /// An APIC as after reset, switched on, at guest TSC `now`.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Guest`] if there is no timerfd to be had.
+    pub fn new(id: u32, settings: Settings, now: Tsc) -> Result<Self, LabError> {
+        let timerfd =
+            TimerFd::new().map_err(|error| LabError::Guest(format!("no timerfd: {error}")))?;
+        Ok(Self {
+            id,
+            start: Instant::now(),
+            descriptor: timerfd.as_raw_fd(),
+            state: Mutex::new(State {
+                timer: LocalTimer::new(settings, now),
+                wake: SoftwareTimer::new(settings.rates.tsc()),
+                timerfd,
+                spurious: 0,
+                task_priority: 0,
+                requested: Vectors::default(),
+                in_service: Vectors::default(),
+                counts: Counts::default(),
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn host_time(&self, tsc: Tsc) -> Reading<Nanos> {
+        let ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Reading::new(Nanos::from_ns(ns), tsc)
+    }
+
+    /// What the timer did so far.
+    pub fn counts(&self) -> Counts {
+        self.lock().counts
+    }
+
+    /// The guest reads `msr` at guest TSC `now`.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] for a register that does not exist.
+    pub fn read(&self, msr: Msr, now: Tsc) -> Result<u64, Refused> {
+        let state = self.lock();
+        match msr {
+            ID => Ok(u64::from(self.id)),
+            VERSION => Ok(VERSION_VALUE),
+            TASK_PRIORITY => Ok(state.task_priority),
+            SPURIOUS => Ok(state.spurious),
+            _ => state.timer.read_msr(msr, now).map_err(|_| Refused),
+        }
+    }
+
+    /// The guest writes `value` to `msr` at guest TSC `now`.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] for a register or a value that does not exist.
+    pub fn write(&self, msr: Msr, value: u64, now: Tsc) -> Result<(), Refused> {
+        let mut state = self.lock();
+        match msr {
+            EOI => {
+                if let Some(vector) = state.in_service.highest() {
+                    state.in_service.remove(vector);
+                }
+            }
+            SPURIOUS => {
+                state.spurious = value & 0x1FF;
+                let power = if value & SOFTWARE_ENABLE == 0 {
+                    Power::SoftwareDisabled
+                } else {
+                    Power::On
+                };
+                let effects = state.timer.set_power(power, now);
+                self.apply(&mut state, effects, now);
+            }
+            TASK_PRIORITY => state.task_priority = value & 0xFF,
+            // No other CPU to interrupt.
+            COMMAND => {}
+            _ => {
+                let effects = state
+                    .timer
+                    .write_msr(msr, value, now)
+                    .map_err(|_| Refused)?;
+                self.apply(&mut state, effects, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The time has come, or seems to have: brings the timer up to `now`.
+    pub fn expire(&self, now: Tsc) {
+        let mut state = self.lock();
+        let effects = state.timer.expire(now);
+        self.apply(&mut state, effects, now);
+        // An early wake-up changes nothing in the timer, but the timerfd has gone off.
+        if effects == Effects::default() {
+            self.arm(&mut state, now);
+        }
+    }
+
+    fn apply(&self, state: &mut State, effects: Effects, now: Tsc) {
+        state.counts.expiries += effects.expiries;
+        state.counts.merged += effects.merged;
+        state.counts.lost += effects.lost;
+        if let Delivery::Interrupt(vector) = effects.delivery {
+            state.requested.insert(vector);
+        }
+        self.arm(state, now);
+    }
+
+    fn arm(&self, state: &mut State, now: Tsc) {
+        let host = self.host_time(now);
+        match state.timer.next_deadline() {
+            Some(deadline) => {
+                // A software timer counts any distance.
+                let _ = state.wake.set(deadline, host);
+            }
+            None => state.wake.clear(),
+        }
+        let set = match state.wake.expires() {
+            Some(at) => {
+                // Zero would disarm the timerfd.
+                let wait = at.saturating_sub(host.time).as_ns().max(1);
+                state.timerfd.reset(Duration::from_nanos(wait), None)
+            }
+            None => state.timerfd.clear(),
+        };
+        debug_assert!(set.is_ok(), "a valid timerfd takes any time");
+    }
+
+    /// The vector that the vCPU can take now, if any.
+    pub fn pending(&self) -> Option<u8> {
+        let state = self.lock();
+        let vector = state.requested.highest()?;
+        let class = |vector: u8| u64::from(vector >> 4);
+        let busy = state
+            .in_service
+            .highest()
+            .is_some_and(|serving| class(serving) >= class(vector));
+        (!busy && class(vector) > state.task_priority >> 4).then_some(vector)
+    }
+
+    /// The vCPU takes `vector`.
+    pub fn acknowledge(&self, vector: u8) {
+        let mut state = self.lock();
+        state.requested.remove(vector);
+        state.in_service.insert(vector);
+    }
+
+    /// Waits until the timer goes off, a signal comes or `most` is over. Says whether it went off.
+    pub fn wait(&self, most: Duration) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.descriptor,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one valid pollfd; the descriptor is `state.timerfd`'s, which lives as long as `self`.
+        unsafe { libc::poll(&raw mut poll, 1, ms) == 1 }
+    }
+
+    /// The helper thread of a vCPU: kicks it out of the guest while its timer is due and nobody looked at it.
+    pub fn kick_when_due(self: &Arc<Self>, kicker: Kicker, stop: &Arc<AtomicBool>) {
+        let (apic, stop) = (Arc::clone(self), Arc::clone(stop));
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Acquire) {
+                if apic.wait(Duration::from_millis(20)) {
+                    kicker.kick();
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_vector_comes_first() {
+        let mut vectors = Vectors::default();
+        assert_eq!(vectors.highest(), None);
+        for vector in [0x40, 0xEC, 0x41] {
+            vectors.insert(vector);
+        }
+        assert_eq!(vectors.highest(), Some(0xEC));
+        vectors.remove(0xEC);
+        assert_eq!(vectors.highest(), Some(0x41));
+    }
+}

@@ -3,6 +3,7 @@
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
 use chronovisor_abi::synthetic_timer::MessagePage;
+use chronovisor_abi::vmclock;
 
 /// A guest-physical address, as a guest wrote it into a register: any value is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -39,6 +40,11 @@ pub trait GuestMemory {
 
     /// The reference TSC page at `address`: 4096 bytes, aligned to 4096.
     fn reference_tsc_page(&self, address: GuestAddress) -> Option<&ReferenceTscPage>;
+
+    /// The VMClock page, which is a device's and not at an address of the guest's choice. A VMM without VMClock need not answer.
+    fn vmclock_page(&self) -> Option<&vmclock::Page> {
+        None
+    }
 
     /// The message page at `address`: 4096 bytes, aligned to 4096. A VMM without SynIC need not answer.
     fn message_page(&self, _address: GuestAddress) -> Option<&MessagePage> {

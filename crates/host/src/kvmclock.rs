@@ -126,11 +126,9 @@ impl Publisher {
         self.ownership = Ownership::Junk;
     }
 
-    /// Asks for [`Flags::GUEST_STOPPED`] at the next publication; `false` if no record is enabled.
-    pub(crate) const fn request_guest_stopped(&mut self) -> bool {
-        let enabled = self.register & ENABLE != 0;
-        self.stop_pending |= enabled;
-        enabled
+    /// Asks for [`Flags::GUEST_STOPPED`] at the next publication, if a record is enabled.
+    pub(crate) const fn request_guest_stopped(&mut self) {
+        self.stop_pending |= self.register & ENABLE != 0;
     }
 
     /// Whether the guest has still to learn that it was stopped.

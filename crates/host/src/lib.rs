@@ -22,3 +22,4 @@ pub mod reenlightenment;
 mod reference_tsc;
 pub mod synic;
 pub mod synthetic_timer;
+pub mod vmclock;

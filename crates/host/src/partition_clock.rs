@@ -55,13 +55,15 @@ use chronovisor_abi::pvclock::Flags;
 use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc, TscDelta};
 use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::seqlock::sync::{Ordering, fence};
+use chronovisor_abi::vmclock::WallTime;
 
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::{self, VcpuTsc};
 use crate::reference_tsc;
+use crate::vmclock::{self, Notification, Offered, Stability};
 
 pub use exact::ExactNanos;
-pub(crate) use exact::Master;
+pub(crate) use exact::{Master, advance};
 pub(crate) use pvclock_line::PvclockLine;
 pub use update::{Change, OpenUpdate, Published, UpdateError};
 pub(crate) use wall::Wall;
@@ -107,6 +109,14 @@ pub enum CounterRead {
     Held,
 }
 
+/// What shows the partition's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encoding {
+    Pvclock,
+    Reference,
+    Vmclock,
+}
+
 /// Whether the partition's clock runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -132,6 +142,7 @@ pub struct PartitionClock {
     last_count: Option<RefTime>,
     wall: Option<Wall>,
     wall_clock: kvmclock::WallClockPublisher,
+    vmclock: vmclock::Publisher,
 }
 
 impl PartitionClock {
@@ -157,6 +168,7 @@ impl PartitionClock {
             last_count: None,
             wall: None,
             wall_clock: kvmclock::WallClockPublisher::default(),
+            vmclock: vmclock::Publisher::default(),
         })
     }
 
@@ -212,24 +224,67 @@ impl PartitionClock {
     /// ```
     #[must_use]
     pub fn next_rebase(&self) -> Option<Tsc> {
+        self.rebases().map(|(due, _)| due)
+    }
+
+    /// The encoding whose re-base is due first, and when.
+    fn rebases(&self) -> Option<(Tsc, Encoding)> {
         let since = self.last_update();
-        // The distance from `since`; a due time before it is now.
-        let distance = |due: Tsc| {
-            if due.is_before(since) {
-                TscDelta::ZERO
-            } else {
-                due.wrapping_delta(since)
-            }
-        };
         [
-            self.pvclock.rebase_due(&self.master, self.budget),
-            self.reference.rebase_due(&self.master),
+            (
+                self.pvclock.rebase_due(&self.master, self.budget),
+                Encoding::Pvclock,
+            ),
+            (self.reference.rebase_due(&self.master), Encoding::Reference),
+            (
+                self.vmclock.rebase_due(self.master.rate()),
+                Encoding::Vmclock,
+            ),
         ]
         .into_iter()
-        .flatten()
-        .map(distance)
-        .min()
-        .map(|away| since.wrapping_add(away)) // wrapping: the counter itself wraps.
+        .filter_map(|(due, encoding)| {
+            // A due time before the last update is now.
+            let due = due.map(|due| if due.is_before(since) { since } else { due })?;
+            Some((due, encoding))
+        })
+        .min_by_key(|(due, _)| due.wrapping_delta(since))
+    }
+
+    /// TAI as the VMClock page shows it at `tsc` of the partition's counter, at or after the last update; `None` if the page has no time.
+    #[must_use]
+    pub fn vmclock_at(&self, tsc: Tsc) -> Option<WallTime> {
+        self.vmclock.at(tsc).map(WallTime::from_frac)
+    }
+
+    /// Fills the VMClock page of `memory` for the first time. `false` if there is none, or vCPUs count differently: then the page must not be
+    /// offered.
+    pub fn offer_vmclock(
+        &mut self,
+        notification: Notification,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> bool {
+        if !self.is_stable() || memory.vmclock_page().is_none() {
+            return false;
+        }
+        self.vmclock.offered = Offered::Yes;
+        self.vmclock.notification = notification;
+        self.vmclock.write_constants(memory);
+        self.vmclock.mark(memory);
+        fence(Ordering::SeqCst); // W2 of the sequence lock
+        if self.phase == Phase::Held {
+            return false;
+        }
+        self.publish_vmclock(memory)
+    }
+
+    fn publish_vmclock(&mut self, memory: &(impl GuestMemory + ?Sized)) -> bool {
+        let stability = if self.is_stable() {
+            Stability::Equal
+        } else {
+            Stability::Unequal
+        };
+        self.vmclock
+            .publish(&self.master, self.wall.as_ref(), stability, memory)
     }
 
     /// Reads the reference counter for `vcpu`, whose own TSC stands at `now`.
@@ -388,6 +443,7 @@ impl PartitionClock {
             record.mark(memory);
         }
         self.page.mark(memory);
+        self.vmclock.mark(memory);
         fence(Ordering::SeqCst); // W2 of the sequence lock
     }
 

@@ -6,9 +6,10 @@ use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::seqlock::sync::{Ordering, fence};
 
 use super::pvclock_line::Multipliers;
-use super::{PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
+use super::{Encoding, PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::VcpuTsc;
+use crate::vmclock::{Disruption, Outlook};
 
 /// What an update changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +33,12 @@ pub enum Change {
         /// How far the counter was moved, modulo 2^64.
         ahead: TscDelta,
     },
-    /// The time of day. No encoding of the partition's own time changes.
+    /// The time of day: the VMClock page changes, and what the wall-clock record will be filled with. The partition's own time does not.
     TimeOfDay(TimeOfDay),
+    /// The VMClock page's markers: the machine was moved or copied.
+    Disrupted(Disruption),
+    /// Whether a disruption is planned, in the VMClock page's flags.
+    Outlook(Outlook),
     /// Every enabled record tells its guest that it was stopped, until the guest answers.
     GuestStopped,
     /// A held clock runs, from its saved line.
@@ -47,6 +52,8 @@ pub struct Published {
     pub records: u32,
     /// Whether the reference page was written and is valid.
     pub reference_page: bool,
+    /// Whether the VMClock page was written: a VMM that promised to notify its guest does it now.
+    pub vmclock_page: bool,
 }
 
 /// Why an update could not be published; the old line then stands again, under new sequences.
@@ -75,8 +82,13 @@ struct Plan {
     vcpu_tsc: Option<(VcpuIndex, VcpuTsc)>,
     pvclock_line: bool,
     reference_line: bool,
+    vmclock_line: bool,
     records: bool,
     page: bool,
+    vmclock: bool,
+    disruption: Option<Disruption>,
+    outlook: Option<Outlook>,
+    stop: bool,
     resume: bool,
 }
 
@@ -103,7 +115,10 @@ impl PartitionClock {
         if plan.page {
             self.page.mark(memory);
         }
-        if plan.records || plan.page {
+        if plan.vmclock {
+            self.vmclock.mark(memory);
+        }
+        if plan.records || plan.page || plan.vmclock {
             fence(Ordering::SeqCst); // W2 of the sequence lock, once for all marks
         }
         Ok(OpenUpdate {
@@ -118,8 +133,14 @@ impl PartitionClock {
         let everything = Plan {
             pvclock_line: true,
             reference_line: true,
+            vmclock_line: true,
             records: true,
             page: true,
+            vmclock: true,
+            ..Plan::default()
+        };
+        let vmclock_only = Plan {
+            vmclock: true,
             ..Plan::default()
         };
         Ok(match change {
@@ -138,7 +159,17 @@ impl PartitionClock {
             },
             Change::TimeOfDay(told) => Plan {
                 time_of_day: Some(told),
-                ..Plan::default()
+                vmclock_line: true,
+                ..vmclock_only
+            },
+            Change::Disrupted(disruption) => Plan {
+                disruption: Some(disruption),
+                ..vmclock_only
+            },
+            Change::Outlook(outlook) if outlook == self.vmclock.outlook => Plan::default(),
+            Change::Outlook(outlook) => Plan {
+                outlook: Some(outlook),
+                ..vmclock_only
             },
             Change::Rebase => self.plan_rebase(),
             Change::VcpuTsc { vcpu, tsc }
@@ -149,15 +180,18 @@ impl PartitionClock {
             Change::VcpuTsc { vcpu, tsc } => Plan {
                 vcpu_tsc: Some((vcpu, tsc)),
                 reference_line: false,
+                vmclock_line: false,
                 ..everything
             },
             Change::GuestStopped => Plan {
+                stop: true,
                 records: true,
                 ..Plan::default()
             },
             Change::Resume => Plan {
                 records: true,
                 page: true,
+                vmclock: true,
                 resume: true,
                 ..Plan::default()
             },
@@ -165,20 +199,23 @@ impl PartitionClock {
     }
 
     fn plan_rebase(&self) -> Plan {
-        let pvclock = self.pvclock.rebase_due(&self.master, self.budget);
-        let reference = self.reference.rebase_due(&self.master);
-        let pvclock_first = match (pvclock, reference) {
-            (None, None) => return Plan::default(),
-            (Some(pvclock), Some(reference)) => pvclock.is_before(reference),
-            (pvclock, None) => pvclock.is_some(),
-            (None, Some(_)) => false,
-        };
-        Plan {
-            pvclock_line: pvclock_first,
-            records: pvclock_first,
-            reference_line: !pvclock_first,
-            page: !pvclock_first,
-            ..Plan::default()
+        match self.rebases() {
+            None => Plan::default(),
+            Some((_, Encoding::Pvclock)) => Plan {
+                pvclock_line: true,
+                records: true,
+                ..Plan::default()
+            },
+            Some((_, Encoding::Reference)) => Plan {
+                reference_line: true,
+                page: true,
+                ..Plan::default()
+            },
+            Some((_, Encoding::Vmclock)) => Plan {
+                vmclock_line: true,
+                vmclock: true,
+                ..Plan::default()
+            },
         }
     }
 }
@@ -229,6 +266,8 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
         let reference = clock.reference_at(now.wrapping_sub(plan.ahead));
         clock.master = clock.master.moved(plan.ahead);
         clock.pvclock = clock.pvclock.moved(plan.ahead);
+        clock.vmclock.counter_moved(plan.ahead);
+        clock.wall = clock.wall.map(|wall| wall.moved(plan.ahead));
         let old = clock.master;
         if let Some(told) = plan.time_of_day {
             clock.wall = Some(Wall::new(told, &old));
@@ -251,6 +290,22 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
                 clock
                     .reference
                     .continued(now, reference, &clock.master, clock.budget);
+        }
+        if plan.vmclock_line {
+            clock
+                .vmclock
+                .set_line(now, &clock.master, clock.wall.as_ref());
+        }
+        if let Some(disruption) = plan.disruption {
+            clock.vmclock.disrupt(disruption);
+        }
+        if let Some(outlook) = plan.outlook {
+            clock.vmclock.outlook = outlook;
+        }
+        if plan.stop {
+            for record in &mut clock.records {
+                record.request_guest_stopped();
+            }
         }
         if plan.resume {
             clock.phase = Phase::Running;
@@ -279,6 +334,9 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
         {
             published.reference_page = clock.page.publish(&parameters, *memory);
         }
+        if plan.vmclock {
+            published.vmclock_page = clock.publish_vmclock(*memory);
+        }
         published
     }
 }
@@ -295,6 +353,9 @@ impl<M: GuestMemory + ?Sized> Drop for OpenUpdate<'_, M> {
         }
         if self.plan.page && self.clock.page_parameters().is_some() {
             self.clock.page.reopen(self.memory);
+        }
+        if self.plan.vmclock {
+            self.clock.vmclock.reopen(self.memory);
         }
     }
 }

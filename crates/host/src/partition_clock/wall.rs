@@ -1,7 +1,7 @@
 //! The time of day: what the VMM tells about TAI, and what follows from it.
 
 use chronovisor_abi::pvclock::WallClock;
-use chronovisor_abi::quantity::{Nanos, Ppb, Tsc};
+use chronovisor_abi::quantity::{Nanos, Ppb, Tsc, TscDelta};
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
 
 use super::exact::{ExactNanos, Master};
@@ -75,6 +75,18 @@ impl Wall {
     /// The relation as it was saved.
     pub(crate) const fn restored(origin: u128, told: TimeOfDay) -> Self {
         Self { origin, told }
+    }
+
+    /// The same relation for a counter that was moved `ahead`.
+    pub(crate) const fn moved(mut self, ahead: TscDelta) -> Self {
+        self.told.tsc = self.told.tsc.wrapping_add(ahead); // wrapping: the counter itself wraps.
+        self
+    }
+
+    /// The same relation for a master that stood still for `time` while TAI went on.
+    pub(crate) const fn stopped_for(mut self, time: ExactNanos) -> Self {
+        self.origin = self.origin.wrapping_add(seconds(time)); // wrapping: see `origin`
+        self
     }
 
     pub(crate) const fn origin(&self) -> u128 {

@@ -1,0 +1,146 @@
+//! `chronovisor bench`, run as a program.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Every row that the table has, on one machine or another.
+const CLOCKS: [&str; 14] = [
+    "rdtsc",
+    "lfence-rdtsc",
+    "rdtscp",
+    "pvclock-page",
+    "reference-tsc-page",
+    "reference-tsc-page-unordered",
+    "vdso-monotonic",
+    "syscall-monotonic",
+    "std-instant",
+    "chronovisor-clock",
+    "chronovisor-clock-ordered",
+    "pvclock-per-cpu",
+    "trapped-rdtsc",
+    "cpuid-exit",
+];
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_chronovisor"))
+        .arg("bench")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn document(arguments: &[&str]) -> Value {
+    let output = bench(arguments);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_document_is_valid_by_the_kept_schema() {
+    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/bench-1.json");
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(kept).unwrap()).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let document = document(&["--json", "--seconds", "0.05", "--threads", "1,2"]);
+    let errors: Vec<String> = validator
+        .iter_errors(&document)
+        .map(|error| error.to_string())
+        .collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    // A schema that accepts anything would pass too.
+    let mut broken = document;
+    broken["rows"][0]["cycles"] = Value::from("many");
+    assert!(!validator.is_valid(&broken));
+    broken = serde_json::json!({ "schema": "chronovisor/check/1" });
+    assert!(!validator.is_valid(&broken));
+}
+
+/// Each clock is measured with each number of threads, or named with the reason why not; published figures stand apart.
+#[test]
+fn each_clock_is_a_row_or_is_missing_for_a_reason() {
+    let document = document(&["--json", "--seconds", "0.05", "--threads", "1,3"]);
+    let rows = document["rows"].as_array().unwrap();
+    let missing = document["unavailable"].as_array().unwrap();
+    let name = |row: &Value| row["clock"].as_str().unwrap().to_owned();
+    for threads in [1, 3] {
+        let of_these = rows.iter().filter(|row| row["threads"] == threads);
+        let told: BTreeSet<String> = of_these.chain(missing).map(name).collect();
+        assert_eq!(told, CLOCKS.map(str::to_owned).into(), "{threads} threads");
+    }
+    for row in rows {
+        let number = |field: &str| row[field].as_f64().unwrap_or(0.0);
+        assert!(
+            number("ns") > 0.0 && number("cycles") > 0.0 && number("batches") >= 1.0,
+            "{row}"
+        );
+        let (ns, cycles) = (number("ns"), number("cycles"));
+        let hz = document["counter"]["hz"].as_f64().unwrap();
+        assert!(
+            (cycles / ns * 1e9 / hz - 1.0).abs() < 1e-6,
+            "{row} at {hz} Hz"
+        );
+        assert!(
+            row["regressions"] == 0,
+            "one thread saw its clock go back: {row}"
+        );
+    }
+    for missing in missing {
+        assert!(!missing["reason"].as_str().unwrap().is_empty());
+    }
+    assert_eq!(document["seed_rows"].as_array().unwrap().len(), 16);
+}
+
+/// What must hold on any machine, loaded or not: a system call costs more than the vDSO's user-space read of the counter, a trap more than a
+/// system call; and the ratio is the one of the columns.
+#[test]
+fn costs_stand_in_their_order() {
+    let document = document(&["--json", "--seconds", "0.3"]);
+    let row = |clock: &str| {
+        document["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["clock"] == clock)
+            .cloned()
+    };
+    let cycles = |clock: &str| row(clock).and_then(|row| row["cycles"].as_f64());
+    assert!(cycles("rdtsc").unwrap() < cycles("syscall-monotonic").unwrap());
+    if let Some(trap) = cycles("trapped-rdtsc") {
+        assert!(trap > cycles("syscall-monotonic").unwrap());
+    }
+    if let Some(rdtscp) = cycles("rdtscp") {
+        let ratio = row("rdtsc").unwrap()["ratio_to_rdtscp"].as_f64().unwrap();
+        assert!((ratio - cycles("rdtsc").unwrap() / rdtscp).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn wrong_usage_is_told_and_nothing_is_measured() {
+    for arguments in [
+        ["--threads", "0"],
+        ["--threads", "many"],
+        ["--seconds", "-1"],
+        ["--seconds", "nan"],
+    ] {
+        let output = bench(&arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn the_table_names_the_machine_and_every_clock() {
+    let output = bench(&["--seconds", "0.05"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for clock in CLOCKS {
+        assert!(text.contains(clock), "{clock} is missing in\n{text}");
+    }
+    assert!(text.contains("One read, 1 thread\n") && text.contains("Published by others"));
+    assert!(output.stderr.is_empty(), "no bar where nobody looks");
+}

@@ -22,7 +22,7 @@
 //! `chronovisor_host::apic`.
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode};
-use chronovisor_abi::quantity::{Hertz, Nanos, Reading, Tsc};
+use chronovisor_abi::quantity::{Hertz, Nanos, Reading, Tsc, TscDelta};
 use chronovisor_host::apic::{
     DeadlineMode, Delivery, Effects, LocalTimer, LostTicks, MinimumPeriod, Place, PreemptionTimer,
     RateError, Rates, Set, Settings, SoftwareTimer, TimerRegister, Wake as Woken, Wakeups,
@@ -42,6 +42,7 @@ pub struct HostLapic {
     timer: LocalTimer,
     wakeups: Wakeups<SoftwareTimer, PreemptionTimer>,
     place: Place,
+    started: Tsc,
 }
 
 impl HostLapic {
@@ -67,6 +68,7 @@ impl HostLapic {
             timer: LocalTimer::new(settings, now),
             wakeups: Wakeups::new(SoftwareTimer::new(tsc), preemption),
             place: Place::Guest,
+            started: now,
         })
     }
 
@@ -92,6 +94,7 @@ fn fired(effects: Effects) -> Fired {
 
 impl LapicTimer for HostLapic {
     fn start(&mut self, mode: Mode, period: Nanos, look: HostLook) -> Fired {
+        self.started = look.tsc;
         let mode = match mode {
             Mode::OneShot => TimerMode::ONE_SHOT,
             Mode::Periodic => TimerMode::PERIODIC,
@@ -145,12 +148,112 @@ impl LapicTimer for HostLapic {
     }
 
     fn fast_forward(&mut self, look: HostLook) -> u64 {
-        let effects = self.timer.expire(look.tsc);
+        // Every tick was taken in its time, so a catch-up owes nothing: the leap is made under `merge`.
+        let settings = self.timer.settings();
+        let merge = Settings {
+            lost_ticks: LostTicks::Merge,
+            ..settings
+        };
+        let under = |timer: &LocalTimer, settings, now| {
+            LocalTimer::restore(settings, &timer.save(now), now)
+        };
+        let Ok(mut leaping) = under(&self.timer, merge, self.started) else {
+            return 0;
+        };
+        let mut expiries = leaping.expire(look.tsc).expiries;
+        // Once more, to the last tick only: the distance to the last interrupt is then that of a tick in its time.
+        if let Some(next) = leaping.next_deadline()
+            && expiries > 1
+            && let Ok(mut again) = under(&self.timer, merge, self.started)
+        {
+            let period = next.at().wrapping_delta(self.started).as_ticks() / (expiries + 1);
+            // wrapping: the counter itself wraps.
+            let before = next
+                .at()
+                .wrapping_sub(TscDelta::from_ticks(period + period / 2));
+            expiries = again.expire(before).expiries;
+            if let Some(last) = again.next_deadline()
+                && last.is_reached(look.tsc)
+            {
+                expiries += again.expire(last.at()).expiries;
+            }
+            leaping = again;
+        }
+        if let Ok(timer) = under(&leaping, settings, look.tsc) {
+            self.timer = timer;
+        }
         self.set(look);
-        effects.expiries
+        expiries
     }
 
     fn is_armed(&self) -> bool {
         self.timer.next_deadline().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chronovisor_host::apic::{SavedCount, TimerState};
+
+    use crate::host_machine::{HostMachine, HostSpec};
+    use crate::world_time::{WorldSpan, WorldTime};
+
+    /// An hour of ticks one by one, each by the software timer of a clock that is 7 ppm fast, and the same hour in closed form: the same state.
+    #[test]
+    fn closed_form_equals_ticking_under_every_policy() {
+        let spec = HostSpec {
+            tsc_hz: 2_599_999_500,
+            crystal_ppb: 3_000,
+            slew_ppb: 7_000,
+        };
+        let host = HostMachine::new(spec, WorldTime::ZERO, Tsc::from_ticks(12_345)).unwrap();
+        let policies = [
+            LostTicks::Merge,
+            LostTicks::SkipOnGrid,
+            LostTicks::CatchUp(chronovisor_host::apic::CatchUp::DEFAULT),
+        ];
+        for policy in policies {
+            let begin = host.look(WorldTime::ZERO);
+            let new = || HostLapic::new(policy, host.nominal(), begin.tsc).unwrap();
+            let (mut ticking, mut leaping) = (new(), new());
+            for timer in [&mut ticking, &mut leaping] {
+                let period = Nanos::from_ns(1_000_000);
+                let _ = timer.start(Mode::Periodic, period, begin);
+                let _ = timer.halt(begin);
+            }
+            let end = WorldTime::ZERO.saturating_add(WorldSpan::from_ns(3_600_000_000_000));
+            let mut expiries = 0;
+            while let Wake::Monotonic(time) = ticking.wake() {
+                let wake = host.when_monotonic(time);
+                if wake > end {
+                    break;
+                }
+                expiries += ticking.fire(host.look(wake)).expiries;
+            }
+            let last = host.look(end);
+            assert_eq!(expiries, leaping.fast_forward(last), "{policy:?}");
+            assert_eq!(
+                expiries, 3_600_010,
+                "an hour of a counter that is 3 ppm fast"
+            );
+            let (ticked, leapt) = (ticking.timer.save(last.tsc), leaping.timer.save(last.tsc));
+            let elapsed = |state: &TimerState| match state.count {
+                SavedCount::Running {
+                    elapsed,
+                    since_interrupt,
+                } => (elapsed, since_interrupt.counts),
+                SavedCount::Stopped => panic!("stopped"),
+            };
+            // The last interrupt was noted at the wake-up, up to 1 ns (one count) late.
+            let ((a, last_a), (b, last_b)) = (elapsed(&ticked), elapsed(&leapt));
+            assert_eq!(a, b, "{policy:?}");
+            assert!(
+                last_b.abs_diff(last_a) <= 1,
+                "{policy:?}: {last_a}, {last_b}"
+            );
+            assert_eq!(ticking.timer.backlog(), leaping.timer.backlog());
+            assert_eq!(ticking.timer.next_deadline(), leaping.timer.next_deadline());
+        }
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! # Migration
 //!
-//! See [`migration`].
+//! See the scenario `migration`.
 //!
 //! # Caveats
 //!
@@ -64,6 +64,8 @@ pub fn nearest_name(name: &str) -> Option<&'static str> {
 
 /// What every scenario is.
 pub trait Scenario: Units<Tally: Serialize + DeserializeOwned> + Sized {
+    /// The name, as a TOML's key `scenario` gives it.
+    const NAME: &'static str;
     /// What a TOML file holds.
     type Parameters: DeserializeOwned + Serialize + Clone;
     /// A row of results.

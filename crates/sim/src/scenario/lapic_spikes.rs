@@ -68,6 +68,7 @@ pub(crate) struct Planned {
 }
 
 impl Scenario for LapicSpikes {
+    const NAME: &'static str = NAME;
     type Parameters = Parameters;
     type Row = Row;
     type SeedRow = SeedRow;

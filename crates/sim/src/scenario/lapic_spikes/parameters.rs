@@ -34,6 +34,23 @@ pub enum Policy {
     Linux2025Fix,
 }
 
+impl Policy {
+    /// The name, as in TOML and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Merge => "merge",
+            Self::SkipOnGrid => "skip_on_grid",
+            Self::CatchUp => "catch_up",
+            Self::LinuxBefore8003c9ae => "linux_before_8003c9ae",
+            Self::Linux8003c9ae => "linux_8003c9ae",
+            Self::SeedPatch => "seed_patch",
+            Self::Linux2018Fix => "linux_2018_fix",
+            Self::Linux2025Fix => "linux_2025_fix",
+        }
+    }
+}
+
 /// How the guest programs its timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -1,0 +1,46 @@
+//! Which scenarios there are: the one place that names each type.
+
+use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes};
+
+use super::Options;
+use super::merge::{self, Part};
+use crate::exit::Exit;
+
+/// A kind of scenario, as a TOML's key `scenario` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    LapicSpikes,
+}
+
+impl Kind {
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        match name {
+            lapic_spikes::NAME => Some(Self::LapicSpikes),
+            _ => None,
+        }
+    }
+
+    pub(super) fn of_text(text: &str) -> anyhow::Result<Self> {
+        let name = scenario::kind_of(text)?;
+        Self::of_name(&name).ok_or_else(|| {
+            let hint = scenario::nearest_name(&name)
+                .map(|near| format!(" (did you mean `{near}`?)"))
+                .unwrap_or_default();
+            let reason = format!("there is no kind `{name}`{hint}");
+            let key = "scenario".to_owned();
+            ScenarioError::Impossible { key, reason }.into()
+        })
+    }
+
+    pub(super) fn simulate(self, text: &str, options: &Options) -> anyhow::Result<Exit> {
+        match self {
+            Self::LapicSpikes => super::simulate::<lapic_spikes::LapicSpikes>(text, options),
+        }
+    }
+
+    pub(super) fn merge(self, parts: Vec<Part>, options: &merge::Args) -> anyhow::Result<Exit> {
+        match self {
+            Self::LapicSpikes => merge::merge::<lapic_spikes::LapicSpikes>(parts, options),
+        }
+    }
+}

@@ -17,6 +17,10 @@ pub trait GuestClock {
     ///
     /// What the clock says: the page is not usable now, or not on this machine.
     fn read(&self) -> Result<Reading<Self::Time>, Self::Error>;
+
+    /// The machine was suspended, hibernated or restored: what the clock remembers of the time before is dropped. To be called while no other CPU reads,
+    /// before the first read. A clock that remembers nothing does nothing.
+    fn resumed(&self) {}
 }
 
 impl<C: GuestClock + ?Sized> GuestClock for &C {
@@ -26,5 +30,9 @@ impl<C: GuestClock + ?Sized> GuestClock for &C {
     #[inline]
     fn read(&self) -> Result<Reading<Self::Time>, Self::Error> {
         (**self).read()
+    }
+
+    fn resumed(&self) {
+        (**self).resumed();
     }
 }

@@ -10,8 +10,23 @@ extern crate std;
 pub mod clock;
 pub mod counter;
 pub mod cpuid;
+pub mod delay_loop;
+pub mod frequency;
+pub mod guard;
 pub mod pvclock;
 pub mod reference_tsc;
+pub mod sched_clock;
 
 #[cfg(all(feature = "std", target_os = "linux", not(loom)))]
 pub mod linux;
+
+/// The model of the process's copy of a page; the rest of `linux` needs a kernel.
+#[cfg(all(test, loom))]
+#[path = "linux/clock"]
+mod clock_model {
+    #[allow(dead_code)]
+    mod line;
+    mod model;
+    #[allow(dead_code)]
+    mod published;
+}

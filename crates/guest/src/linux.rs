@@ -3,9 +3,11 @@
 //! - [`pages`] finds them, on old and new kernels, and learns which are present without a signal handler.
 //! - [`time_data`] reads the kernel's own counter, multiplier and mode from the time page.
 //! - [`clock`] has [`Clock`], the fastest clock that stays right in this virtual machine.
+//! - [`getcpu`] is a counter with CPU number for processors without `rdtscp`.
 //! - [`os_clock`] are the operating system's clocks, by vDSO and by system call.
 
 pub mod clock;
+pub mod getcpu;
 pub mod maps;
 pub mod os_clock;
 pub mod pages;

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use chronovisor_abi::quantity::{Nanos, Tsc};
 use chronovisor_abi::seqlock::ReadError;
-use chronovisor_abi::seqlock::sync::{AtomicU32, Ordering};
+use chronovisor_abi::seqlock::sync::{AtomicU32, Ordering, fence};
 
 use super::machine::{Machine, Pair};
 use super::published::Published;
@@ -129,8 +129,9 @@ fn observe(source: &Source, machine: &impl Machine) -> (Pair, Result<Usable, (Un
             Ok(usable) => usable.tag,
             Err((_, judged)) => *judged,
         };
-        // Acquire: not before the pair's readings.
-        if watched.load(Ordering::Acquire) == belongs {
+        // Not before the pair's readings, as in every reader of a page.
+        fence(Ordering::Acquire);
+        if watched.load(Ordering::Relaxed) == belongs {
             return (pair, seen);
         }
     }

@@ -10,7 +10,7 @@
 //! was taken before the writer's own reading of the counter.
 
 use chronovisor_abi::quantity::Tsc;
-use chronovisor_abi::seqlock::sync::{AtomicU32, AtomicU64, Ordering};
+use chronovisor_abi::seqlock::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use chronovisor_abi::seqlock::{self, OddWhileUpdating};
 
 use super::line::{Line, evaluate};
@@ -86,9 +86,10 @@ impl Published {
                 self.limit.load(Ordering::Relaxed),
             );
             let tsc = counter();
-            // After the counter: a page that changed before the counter was read is seen here. The page's own writer put a
-            // full fence between its mark and its reading of the counter.
-            let current = u64::from(watched.load(Ordering::Acquire)) == tag;
+            // After the counter: a page that changed before the counter was read is seen here. The fence pairs with the one that the page's
+            // writer puts between its mark and its reading of the counter.
+            fence(Ordering::Acquire);
+            let current = u64::from(watched.load(Ordering::Relaxed)) == tag;
             let delta = tsc.wrapping_delta(Tsc::from_ticks(anchor)).as_ticks();
             // A counter before the anchor is far above any limit.
             (current && delta < limit).then_some((base_ns, delta, shift, mul))
@@ -114,7 +115,8 @@ impl Published {
                 self.base_ns.load(Ordering::Relaxed),
             );
             let time = in_use.then(raw);
-            let unchanged = u64::from(watched.load(Ordering::Acquire)) == judged;
+            fence(Ordering::Acquire); // as above
+            let unchanged = u64::from(watched.load(Ordering::Relaxed)) == judged;
             time.filter(|_| unchanged)
                 .map(|raw| raw.wrapping_add(offset_ns)) // wrapping: the offset is modulo 2^64.
         });

@@ -28,7 +28,7 @@ fn bench(arguments: &[&str]) -> Output {
         .arg("bench")
         .args(arguments)
         .output()
-        .unwrap()
+        .expect("the program was built with this test")
 }
 
 fn document(arguments: &[&str]) -> Value {
@@ -39,7 +39,7 @@ fn document(arguments: &[&str]) -> Value {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_slice(&output.stdout).expect("--json prints JSON")
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub(super) const SCHEMA: &str = "chronovisor/bench/1";
 
 /// What `chronovisor bench --json` prints.
 #[derive(Serialize, JsonSchema)]
+#[schemars(title = "chronovisor bench --json")]
 pub(super) struct Document {
     /// The name and version of this form.
     #[schemars(extend("const" = SCHEMA))]

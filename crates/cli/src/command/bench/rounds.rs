@@ -89,9 +89,12 @@ fn run_threads(
                     })
             })
             .collect::<Result<_, _>>()
-            .inspect_err(|_| drop(all_started.set(false)))
+            .inspect_err(|_| {
+                let _ = all_started.set(false);
+            })
             .with_context(|| format!("{threads} threads cannot be started"))?;
-        drop(all_started.set(true));
+        // Set once, here or above.
+        let _ = all_started.set(true);
         while !workers.iter().all(ScopedJoinHandle::is_finished) {
             bar.look();
             thread::sleep(Duration::from_millis(50));

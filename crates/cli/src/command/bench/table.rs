@@ -88,9 +88,9 @@ fn clocks(rows: &[&Row]) -> Table {
 
 fn published(document: &Document) -> Table {
     let mut table = table(&["read", "threads", "ns", "cycles", "machine"], 1);
-    table
-        .column_mut(4)
-        .map(|column| column.set_cell_alignment(CellAlignment::Left));
+    if let Some(machine) = table.column_mut(4) {
+        machine.set_cell_alignment(CellAlignment::Left);
+    }
     let number = |figure: Option<f64>| figure.map_or("-".to_owned(), |figure| figure.to_string());
     for row in &document.seed_rows {
         table.add_row([

@@ -98,3 +98,22 @@ pub fn wait_for_interrupt() {
     // SAFETY: handlers run on stacks of their own and return.
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
 }
+
+/// KVM's clock-pairing hypercall; ring 0. The result: 0, or an error number.
+pub fn clock_pairing(intel: bool) -> u64 {
+    const CLOCK_PAIRING: u64 = 9;
+    #[repr(align(64))]
+    struct Pairing(core::cell::UnsafeCell<[u64; 8]>);
+    let pairing = Pairing(core::cell::UnsafeCell::new([0; 8]));
+    let address = pairing.0.get() as u64;
+    let mut result = CLOCK_PAIRING;
+    // SAFETY: RBX is kept; the hypervisor writes 64 bytes at `address`, which is identity-mapped and ours.
+    unsafe {
+        if intel {
+            asm!("xchg rbx, {a}", "vmcall", "xchg rbx, {a}", a = inout(reg) address => _, inout("rax") result, in("rcx") 0_u64, options(nostack));
+        } else {
+            asm!("xchg rbx, {a}", "vmmcall", "xchg rbx, {a}", a = inout(reg) address => _, inout("rax") result, in("rcx") 0_u64, options(nostack));
+        }
+    }
+    result
+}

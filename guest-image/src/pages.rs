@@ -2,15 +2,19 @@
 //!
 //! The reference TSC page is a static, so that it can be registered as the guest's first act, before anything reads a clock.
 
+use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use chronovisor_abi::msr::{ENABLE, Msr};
 use chronovisor_abi::pvclock::{Record, Slot};
-use chronovisor_abi::quantity::RefTime;
+use chronovisor_abi::quantity::{Reading, RefTime};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
-use chronovisor_guest::counter::{LfenceRdtsc, Rdtscp};
+use chronovisor_guest::clock::GuestClock;
+use chronovisor_guest::counter::{Counter, LfenceRdtsc, Rdtscp};
+use chronovisor_guest::guard::{CoarseGuard, GlobalGuard};
 use chronovisor_guest::pvclock::{SharedRecord, StableBit};
-use chronovisor_guest::reference_tsc::ReferencePage;
+use chronovisor_guest::reference_tsc::{ReferenceClock, ReferencePage};
+use chronovisor_guest::sched_clock::SchedClock;
 
 use crate::contract::{MAX_VCPUS, OUR_SYSTEM_TIME_MSR};
 use crate::instruction::{Refused, rdmsr, try_wrmsr};
@@ -32,16 +36,41 @@ impl Records {
 static KVM_RECORDS: Records = Records::new();
 static OUR_RECORDS: Records = Records::new();
 
+/// The guard that remembers every time given out, for all CPUs.
+pub static GUARD: GlobalGuard = GlobalGuard::new();
+/// The guard that remembers whole microseconds (1024 ns).
+pub static COARSE_GUARD: CoarseGuard = CoarseGuard::with_quantum_of_2_to_the::<10>();
+
 /// What became of the reference page: 0 not tried, 1 registered, 2 refused.
 static REFERENCE_STATE: AtomicU64 = AtomicU64::new(0);
+static FIRST_SCHED_NS: AtomicU64 = AtomicU64::new(u64::MAX);
+static REFERENCE_AT_START: AtomicU64 = AtomicU64::new(0);
 
-/// Registers the reference TSC page; ring 0, the boot CPU's first act.
+/// Registers the reference TSC page and starts the scheduler's clock on it; ring 0, the boot CPU's first act.
 pub fn register_reference() {
     let done = try_wrmsr(
         Msr::HV_REFERENCE_TSC.0,
         (&raw const REFERENCE) as u64 | ENABLE,
     );
     REFERENCE_STATE.store(if done.is_ok() { 1 } else { 2 }, Ordering::Relaxed);
+    if done.is_err() {
+        return;
+    }
+    let clock = kernel::reference_clock();
+    REFERENCE_AT_START.store(clock.observe().reading.time.as_100ns(), Ordering::Relaxed);
+    if let Ok(sched) = SchedClock::start(clock)
+        && let Ok(first) = sched.now()
+    {
+        FIRST_SCHED_NS.store(first.as_ns(), Ordering::Relaxed);
+    }
+}
+
+/// The scheduler's clock at its first read (ns) and the reference time at its start (100 ns).
+pub fn sched_clock_start() -> [u64; 2] {
+    [
+        FIRST_SCHED_NS.load(Ordering::Relaxed),
+        REFERENCE_AT_START.load(Ordering::Relaxed),
+    ]
 }
 
 /// Whether the hypervisor took the reference page.
@@ -83,9 +112,28 @@ pub mod user {
         ReferencePage::new(&REFERENCE, Rdtscp)
     }
 
+    /// The reference page, or the counter MSR while the page is not valid.
+    pub fn reference_clock() -> ReferenceClock<'static, Rdtscp, fn() -> RefTime> {
+        ReferenceClock::new(&REFERENCE, Rdtscp, counter_msr)
+    }
+
     /// A pvclock record.
     pub fn pvclock(record: &'static Record) -> SharedRecord<'static, Rdtscp> {
         SharedRecord::new(record, Rdtscp, StableBit::Advertised)
+    }
+
+    /// The reference counter MSR as a clock of its own.
+    #[derive(Clone, Copy)]
+    pub struct CounterMsr;
+
+    impl GuestClock for CounterMsr {
+        type Time = RefTime;
+        type Error = Infallible;
+
+        fn read(&self) -> Result<Reading<RefTime>, Infallible> {
+            let tsc = Rdtscp.read();
+            Ok(Reading::new(counter_msr(), tsc))
+        }
     }
 
     /// The reference counter MSR, through the call gate.
@@ -103,9 +151,28 @@ pub mod kernel {
         ReferencePage::new(&REFERENCE, LfenceRdtsc)
     }
 
+    /// The reference page, or the counter MSR while the page is not valid.
+    pub fn reference_clock() -> ReferenceClock<'static, LfenceRdtsc, fn() -> RefTime> {
+        ReferenceClock::new(&REFERENCE, LfenceRdtsc, counter_msr)
+    }
+
     /// A pvclock record.
     pub fn pvclock(record: &'static Record) -> SharedRecord<'static, LfenceRdtsc> {
         SharedRecord::new(record, LfenceRdtsc, StableBit::Advertised)
+    }
+
+    /// The reference counter MSR as a clock of its own.
+    #[derive(Clone, Copy)]
+    pub struct CounterMsr;
+
+    impl GuestClock for CounterMsr {
+        type Time = RefTime;
+        type Error = Infallible;
+
+        fn read(&self) -> Result<Reading<RefTime>, Infallible> {
+            let tsc = LfenceRdtsc.read();
+            Ok(Reading::new(counter_msr(), tsc))
+        }
     }
 
     /// The reference counter MSR.

@@ -3,8 +3,12 @@
 use core::arch::asm;
 
 use chronovisor_abi::msr::Msr;
+use chronovisor_abi::quantity::{Nanos, Reading};
 use chronovisor_guest::clock::GuestClock;
 use chronovisor_guest::counter::{lfence_rdtsc, rdtsc, rdtscp};
+use chronovisor_guest::guard::Guarded;
+use chronovisor_guest::pvclock::PvclockError;
+use chronovisor_guest::sched_clock::SchedClock;
 
 use crate::contract::{Job, NULL_MSR, TIME_PORT, record, row, void};
 use crate::experiment::barrier;
@@ -32,7 +36,21 @@ pub fn run(job: &Job) {
     let cpuid = || u64::from(instruction::cpuid(0, 0)[0]);
     rows.exits(row::CPUID, cpuid, cpuid);
     rows.exits(row::HYPERCALL_TIME, hypercall_time, hypercall_time);
+    if cpu::this()
+        .index
+        .load(core::sync::atomic::Ordering::Relaxed)
+        == 0
+    {
+        let [first, at] = pages::sched_clock_start();
+        report::push(
+            record::SCHED_CLOCK_START,
+            0,
+            [first, at, u64::from(pages::has_reference())],
+        );
+    }
     reference(&rows);
+    sched_clock(&rows);
+    hypercall(&rows);
     pvclock(&rows, taken);
     trapped(&rows);
 }
@@ -71,6 +89,64 @@ fn reference(rows: &Rows<'_>) {
     );
 }
 
+fn sched_clock(rows: &Rows<'_>) {
+    if !pages::has_reference() {
+        for row in [row::SCHED_CLOCK_PAGE, row::SCHED_CLOCK_MSR] {
+            rows.void(row, void::REFUSED, 0);
+        }
+        return;
+    }
+    let ns = |now: Result<Nanos, core::convert::Infallible>| now.map_or(0, Nanos::as_ns);
+    if let Ok(sched) = SchedClock::start(user::reference_clock()) {
+        rows.user(row::SCHED_CLOCK_PAGE, rows.job.reads_user, || {
+            ns(sched.now())
+        });
+    }
+    if let Ok(sched) = SchedClock::start(user::CounterMsr) {
+        rows.user(
+            row::SCHED_CLOCK_MSR,
+            rows.job.reads_exit,
+            || ns(sched.now()),
+        );
+    }
+    if rows.asked(32 + row::SCHED_CLOCK_PAGE) || rows.asked(32 + row::SCHED_CLOCK_MSR) {
+        let page = in_ring0(|| SchedClock::start(kernel::reference_clock()).ok());
+        if let Some(sched) = page {
+            rows.kernel(row::SCHED_CLOCK_PAGE, rows.job.reads_kernel, || {
+                ns(sched.now())
+            });
+        }
+        let msr = in_ring0(|| SchedClock::start(kernel::CounterMsr).ok());
+        if let Some(sched) = msr {
+            rows.kernel(
+                row::SCHED_CLOCK_MSR,
+                rows.job.reads_exit,
+                || ns(sched.now()),
+            );
+        }
+    }
+}
+
+/// KVM's clock pairing, by the instruction that the host says is right here (argument 0: 1 VMCALL, 2 VMMCALL).
+fn hypercall(rows: &Rows<'_>) {
+    let row = row::HYPERCALL_CLOCK_PAIRING;
+    if !rows.asked(row) && !rows.asked(32 + row) {
+        return;
+    }
+    let intel = rows.job.argument[0] == 1;
+    report::step(32 + row);
+    let result = in_ring0(|| instruction::clock_pairing(intel));
+    if result != 0 {
+        rows.void(row, void::HYPERCALL_FAILED, result);
+        return;
+    }
+    rows.exits(
+        row,
+        || in_ring0(|| instruction::clock_pairing(intel)),
+        || instruction::clock_pairing(intel),
+    );
+}
+
 fn pvclock(rows: &Rows<'_>, taken: [bool; 2]) {
     let records = [
         (row::PVCLOCK_PAGE, pages::kvm_record()),
@@ -94,6 +170,32 @@ fn pvclock(rows: &Rows<'_>, taken: [bool; 2]) {
             });
         }
     }
+    if taken[1] {
+        guarded(rows);
+    } else {
+        for row in [row::PVCLOCK_GUARDED, row::PVCLOCK_COARSE_GUARD] {
+            rows.void(row, void::REFUSED, 0);
+        }
+    }
+}
+
+fn guarded(rows: &Rows<'_>) {
+    let (reads_user, reads_kernel) = (rows.job.reads_user, rows.job.reads_kernel);
+    let record = pages::our_record();
+    let ns =
+        |read: Result<Reading<Nanos>, PvclockError>| read.map_or(0, |reading| reading.time.as_ns());
+    let global = Guarded::new(user::pvclock(record), &pages::GUARD);
+    rows.user(row::PVCLOCK_GUARDED, reads_user, || ns(global.read()));
+    let coarse = Guarded::new(user::pvclock(record), &pages::COARSE_GUARD);
+    rows.user(row::PVCLOCK_COARSE_GUARD, reads_user, || ns(coarse.read()));
+    let global = Guarded::new(kernel::pvclock(record), &pages::GUARD);
+    rows.kernel(row::PVCLOCK_GUARDED, reads_kernel, || ns(global.read()));
+    let coarse = Guarded::new(kernel::pvclock(record), &pages::COARSE_GUARD);
+    rows.kernel(
+        row::PVCLOCK_COARSE_GUARD,
+        reads_kernel,
+        || ns(coarse.read()),
+    );
 }
 
 /// CR4.TSD: the counter is the kernel's only, and `rdtsc` in ring 3 traps to the handler, which emulates it.

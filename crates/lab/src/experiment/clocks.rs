@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::agreement::{self, Agreement};
 use super::{GuestCounter, Place, Progress, SeedRow, seeds};
 use crate::LabError;
-use crate::backend::Backend;
+use crate::backend::{Backend, Kind};
 use crate::clocks::Clocks;
 use crate::contract::{Job, experiment, record, row, void};
 use crate::machine::{Devices, End, Machine, Run, Setup};
@@ -83,6 +83,8 @@ pub struct Report {
     pub ratios: Vec<Ratio>,
     /// Whether the clocks agree with each other, for each vCPU count.
     pub agreement: Vec<Agreement>,
+    /// The scheduler's clock at its first read, the guest's first act, in ns. It starts at 0.
+    pub sched_clock_first_ns: Option<u64>,
     /// Published figures.
     pub seed_rows: &'static [SeedRow],
     /// How long it took, in s.
@@ -98,8 +100,13 @@ const CLOCKS: &[(u32, &str)] = &[
     (row::REFERENCE_COUNTER_MSR, "reference-counter-msr"),
     (row::PVCLOCK_PAGE, "pvclock-page"),
     (row::PVCLOCK_PAGE_OURS, "pvclock-page-ours"),
+    (row::PVCLOCK_GUARDED, "pvclock-guarded"),
+    (row::PVCLOCK_COARSE_GUARD, "pvclock-guarded-coarse"),
+    (row::SCHED_CLOCK_PAGE, "sched-clock-page"),
+    (row::SCHED_CLOCK_MSR, "sched-clock-msr"),
     (row::TRAPPED_RDTSC, "trapped-rdtsc"),
     (row::HYPERCALL_TIME, "hypercall-time"),
+    (row::HYPERCALL_CLOCK_PAIRING, "hypercall-clock-pairing"),
     (row::NULL_MSR_EXIT, "null-msr-exit"),
     (row::TRAP_ROUND_TRIP, "trap-round-trip"),
     (row::CPUID, "cpuid-exit"),
@@ -113,6 +120,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 type Key = (u32, u32);
 type Figures = BTreeMap<Key, Vec<[u64; 3]>>;
 type Failures = BTreeMap<Key, String>;
+
+/// What the guests of one table reported.
+struct Found {
+    counter: GuestCounter,
+    figures: Figures,
+    failures: Failures,
+    sched_clock_first_ns: Option<u64>,
+}
 
 /// Measures everything that `options` ask for.
 ///
@@ -128,15 +143,22 @@ pub fn run(
     let mut rows = Vec::new();
     let mut agreement = Vec::new();
     let mut tsc_hz = 0;
+    let mut sched_clock_first_ns = None;
     let steps = options.vcpus.len().max(1);
     for (done, &vcpus) in (0_u32..).zip(&options.vcpus) {
         progress(
             &format!("{vcpus} vCPU"),
             f64::from(done) / f64::from(u32::try_from(steps).unwrap_or(1)),
         );
-        let (counter, figures, failures) = table(backend, options, vcpus)?;
-        tsc_hz = counter.rate.rounded_hz();
-        rows.extend(rows_of(vcpus, counter, &figures, &failures));
+        let found = table(backend, options, vcpus)?;
+        tsc_hz = found.counter.rate.rounded_hz();
+        sched_clock_first_ns = sched_clock_first_ns.max(found.sched_clock_first_ns);
+        rows.extend(rows_of(
+            vcpus,
+            found.counter,
+            &found.figures,
+            &found.failures,
+        ));
         agreement.push(agreement::run(backend, vcpus, options.checks)?);
     }
     Ok(Report {
@@ -145,6 +167,7 @@ pub fn run(
         ratios: ratios::of(&rows),
         rows,
         agreement,
+        sched_clock_first_ns,
         seed_rows: seeds::CLOCKS,
         seconds: start.elapsed().as_secs_f64(),
     })
@@ -159,17 +182,31 @@ fn key_of_bit(bit: u32) -> Key {
 }
 
 /// One table, with as many guests as it takes.
-fn table(
-    backend: &Backend,
-    options: &Options,
-    vcpus: u32,
-) -> Result<(GuestCounter, Figures, Failures), LabError> {
+fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<Found, LabError> {
     let mut figures = Figures::new();
     let mut failures = Failures::new();
+    let mut sched_clock_first_ns = None;
+    let pairing = match backend.kind {
+        Kind::Vmx => 1,
+        Kind::Svm => 2,
+        Kind::Software | Kind::Unknown => {
+            for ring in [0, 3] {
+                failures.insert(
+                    (row::HYPERCALL_CLOCK_PAIRING, ring),
+                    format!(
+                        "not tried: VMCALL does not return on {}",
+                        backend.kind.name()
+                    ),
+                );
+            }
+            0
+        }
+    };
     let mut left: u64 = CLOCKS
         .iter()
         .flat_map(|(row, _)| [(*row, 3), (*row, 0)])
         .filter(|(row, ring)| *ring == 3 || !RING3_ONLY.contains(row))
+        .filter(|key| !failures.contains_key(key))
         .map(bit)
         .sum();
     loop {
@@ -183,6 +220,7 @@ fn table(
                 20
             },
             reads_exit: 20,
+            argument: [pairing, 0, 0, 0, 0, 0, 0],
             ..Job::new(experiment::CLOCKS, u64::from(vcpus))
         };
         let mut machine = Machine::new(backend, &Setup::new(vcpus), &job)?;
@@ -194,9 +232,26 @@ fn table(
         let reports = machine.reports()?;
         for report in &reports {
             collect(report, &mut figures, &mut failures);
+            let start = report
+                .records
+                .iter()
+                .find(|found| found.kind == record::SCHED_CLOCK_START);
+            sched_clock_first_ns = start.map(|found| found.values[0]).or(sched_clock_first_ns);
         }
         if run.is_done() {
-            return Ok((counter, figures, failures));
+            for key in (0..64).filter(|bit| left >> bit & 1 == 1).map(key_of_bit) {
+                if !figures.contains_key(&key) {
+                    failures
+                        .entry(key)
+                        .or_insert_with(|| "the guest did not report it".to_owned());
+                }
+            }
+            return Ok(Found {
+                counter,
+                figures,
+                failures,
+                sched_clock_first_ns,
+            });
         }
         let failed = failed_step(&run, &reports).ok_or_else(|| LabError::Guest(run.trouble()))?;
         failures.insert(key_of_bit(failed), reason(backend, &run));

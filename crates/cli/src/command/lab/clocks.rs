@@ -85,6 +85,12 @@ fn render(provenance: &Provenance, report: &Report) -> String {
     }
     let _ = writeln!(text, "\nRatios:\n{}", ratios(report));
     let _ = writeln!(text, "\n{}", agreement(report));
+    if let Some(first) = report.sched_clock_first_ns {
+        let _ = writeln!(
+            text,
+            "\nScheduler's clock at its first read, the guest's first act: {first} ns"
+        );
+    }
     text
 }
 

@@ -60,3 +60,6 @@ pub use registers::{AccessFault, TimerRegister};
 pub use settings::{DeadlineMode, MinimumPeriod, Rates, Settings};
 pub use state::{CountFraction, LastInterrupt, SavedCount, StateError, TimerState};
 pub use timer::{LocalTimer, Power};
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@
 //! | --- | --- | --- |
 //! | counts | host monotonic time, ns | guest TSC, in steps of 2^n |
 //! | runs | always | while the guest runs |
-//! | wakes late by | at most 1 ns, plus the host clock's drift since it was set | less than 2^n ticks |
+//! | wakes late by | less than 3 ns, plus the host clock's drift since it was set | less than 2^n ticks |
 //! | range | 2^64 ns | 2^(32 + n) ticks, else [`OutOfRange`] |
 //!
 //! A host clock that is slewed may also wake it early. Then the timer is not due, nothing happens, and the wake-up is set again.

@@ -148,9 +148,10 @@ impl LocalTimer {
         let pending = core::mem::take(&mut self.pending);
         let mode = self.lvt.mode();
         if self.run == Run::Stopped || !mode.counts() {
-            self.count.move_base(now);
             let mut expiries = pending;
-            if self.deadline_reached(now) {
+            let reached = self.deadline_reached(now);
+            self.count.move_base(now);
+            if reached {
                 expiries = expiries.saturating_add(1);
                 if !is(Mutant::DeadlineStaysArmed) {
                     self.deadline = 0;
@@ -181,8 +182,14 @@ impl LocalTimer {
             return Some(Deadline::at_distance(self.count.base()));
         }
         if !self.lvt.mode().counts() {
-            let armed = self.deadline != 0;
-            return armed.then(|| Deadline::unsigned(Tsc::from_ticks(self.deadline)));
+            let (armed, at) = (self.deadline != 0, Tsc::from_ticks(self.deadline));
+            // Within reach of a distance the counter may even wrap; a deadline further away is a number like any other.
+            let deadline = if self.count.base().is_before(at) {
+                Deadline::at_distance(at)
+            } else {
+                Deadline::unsigned(at)
+            };
+            return armed.then_some(deadline);
         }
         if self.run == Run::Stopped {
             return None;
@@ -291,10 +298,12 @@ impl LocalTimer {
     }
 
     pub(super) fn deadline_reached(&self, now: Tsc) -> bool {
+        let now = self.count.not_back(now);
         let reached = if is(Mutant::DeadlineComparedSigned) {
             !now.is_before(Tsc::from_ticks(self.deadline))
         } else {
-            now.as_ticks() >= self.deadline
+            // Below the base: the counter has wrapped since, and passed the deadline on its way.
+            now.as_ticks() >= self.deadline || now.as_ticks() < self.count.base().as_ticks()
         };
         self.deadline != 0 && reached
     }

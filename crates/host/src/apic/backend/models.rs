@@ -54,6 +54,9 @@ impl Backend for SoftwareTimer {
             return Ok(());
         }
         let wait = ceil_nanos(deadline.remaining(now.tsc), self.tsc);
+        // The reading is rounded down to a nanosecond: without one more the wake-up would often come just before the deadline.
+        let rounding = Nanos::from_ns(u64::from(wait != Nanos::ZERO));
+        let wait = wait.saturating_add(rounding);
         self.expires = Some(now.time.saturating_add(wait));
         Ok(())
     }

@@ -33,11 +33,11 @@ use super::complaint::Complaints;
 use crate::evidence::{ClockEvent, KernelLog, LoggedEvent};
 use aho_corasick::{AhoCorasick, MatchKind};
 use boots::Boots;
-use message::{ANCHORS, Family};
+use message::ANCHORS;
 use std::io::{self, Read};
 use std::sync::LazyLock;
 
-pub(super) use machine::clock_words;
+pub(crate) use machine::clock_words;
 
 /// Bytes read at once, and the longest line that is looked at.
 const BLOCK: usize = 1 << 20;

@@ -53,7 +53,7 @@ pub(super) fn command_line(from_anchor: &str) -> Option<ClockEvent> {
 }
 
 /// Whole words about clocks, up to a lone `--` behind which the words belong to the first program.
-pub(in crate::intake) fn clock_words(command_line: &str) -> Vec<String> {
+pub(crate) fn clock_words(command_line: &str) -> Vec<String> {
     command_line
         .split_ascii_whitespace()
         .take_while(|word| *word != "--")

@@ -1,8 +1,29 @@
 //! Reads the clocks of a virtual machine from inside it.
 //!
-//! Everything but [`linux`] is `no_std` and needs no allocator: kernels and unikernels use it with `default-features = false`.
+//! Everything but `linux` (feature `std`, on by default) is `no_std` and needs no allocator and no SSE: kernels and unikernels use it with
+//! `default-features = false`.
+//!
+//! | module | answers |
+//! | --- | --- |
+//! | [`counter`] | what is the counter now, in which order, on which CPU |
+//! | [`pvclock`], [`reference_tsc`] | what does the hypervisor's page say the time is |
+//! | [`guard`] | how does it stay monotonic where CPUs disagree |
+//! | [`sched_clock`] | how does a scheduler's clock go on over suspend, hibernation and migration |
+//! | [`frequency`] | how fast is the counter, by which channel, to which error |
+//! | [`delay_loop`] | how long is a busy wait, without calibrating |
+//! | [`select`] | which clock source should be used here, and why |
+//! | `linux` | where are the kernel's own pages; and [`Clock`](linux::Clock), the fastest clock that stays right here |
+//!
+//! ```
+//! use chronovisor_guest::linux::Clock;
+//!
+//! let clock = Clock::new();
+//! let start = clock.now();
+//! println!("{} later, by the {}", clock.elapsed_since(start), clock.report().source);
+//! ```
 
 #![cfg_attr(not(feature = "std"), no_std)]
+#![cfg(any(target_arch = "x86", target_arch = "x86_64"))]
 
 #[cfg(any(test, loom))]
 extern crate std;
@@ -16,6 +37,7 @@ pub mod guard;
 pub mod pvclock;
 pub mod reference_tsc;
 pub mod sched_clock;
+pub mod select;
 
 #[cfg(all(feature = "std", target_os = "linux", not(loom)))]
 pub mod linux;

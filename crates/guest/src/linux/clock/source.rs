@@ -266,8 +266,8 @@ pub(crate) fn candidates(leaf: impl Fn(u32) -> Leaf) -> (Vec<Source>, Vec<Reject
     (sources, rejected)
 }
 
-/// Whether the record's stable flag counts: KVM advertises it in CPUID; Xen's records always have it.
-pub(crate) fn stable_bit(leaf: impl Fn(u32) -> Leaf) -> StableBit {
+/// Whether the record's stable flag counts: KVM advertises it in CPUID; Xen's records always have it. Stops at the first of the two: each leaf is an exit.
+fn stable_bit(leaf: impl Fn(u32) -> Leaf) -> StableBit {
     let advertised = interfaces(&leaf).find_map(|base| match base.interface {
         Interface::Kvm => Some(leaf(base.base + kvm::FEATURES).eax & kvm::CLOCKSOURCE_STABLE != 0),
         Interface::Xen => Some(true),

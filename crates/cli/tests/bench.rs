@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// Every row that the table has, on one machine or another.
-const CLOCKS: [&str; 14] = [
+const CLOCKS: [&str; 17] = [
     "rdtsc",
     "lfence-rdtsc",
     "rdtscp",
@@ -19,6 +19,9 @@ const CLOCKS: [&str; 14] = [
     "chronovisor-clock",
     "chronovisor-clock-ordered",
     "pvclock-per-cpu",
+    "getcpu-rdtsc",
+    "pvclock-guarded",
+    "pvclock-guarded-coarse",
     "trapped-rdtsc",
     "cpuid-exit",
 ];

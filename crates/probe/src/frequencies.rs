@@ -1,13 +1,16 @@
 //! Every channel that tells the counter's frequency here, each with the error that its own unit allows.
 
 use chronovisor_abi::cpuid::{
-    HYPERVISOR_FREQUENCIES, Leaf, PROCESSOR_FREQUENCIES, TSC_AND_CRYSTAL, tsc_from_crystal,
+    HYPERVISOR_FREQUENCIES, Leaf, PROCESSOR_FREQUENCIES, TSC_AND_CRYSTAL,
 };
-use chronovisor_abi::quantity::{Hertz, Ppb};
-use chronovisor_abi::scale::{PvclockScale, ReferenceScale};
+use chronovisor_abi::pvclock::Contents;
+use chronovisor_abi::quantity::Ppb;
+use chronovisor_abi::reference_tsc::Parameters;
+use chronovisor_abi::scale::ReferenceScale;
 use chronovisor_diagnose::evidence::{
     CpuidLeaf, FrequencyChannel, FrequencyOrigin, Identity, PvclockRecord, ReferencePage,
 };
+use chronovisor_guest::frequency::{Channel, Estimate, Granularity};
 
 use crate::rate::{MeasuredRate, as_hz};
 
@@ -33,80 +36,81 @@ pub fn channels(sources: Sources<'_>) -> Vec<FrequencyChannel> {
         reference_page,
         measured,
     } = sources;
-    let declared = |channel: &str, counter: &str, rate: Hertz, error_ppb: u64| FrequencyChannel {
+    let hypervisor = identity
+        .hypervisors
+        .iter()
+        .flat_map(|base| &base.leaves)
+        .find(|leaf| leaf.leaf == HYPERVISOR_FREQUENCIES)
+        .map(registers);
+    // The same leaf tells the local APIC timer's rate in EBX.
+    let apic = hypervisor.and_then(|leaf| {
+        Estimate::from_hypervisor_leaf(Leaf {
+            eax: leaf.ebx,
+            ..Leaf::ZERO
+        })
+    });
+    let of_tsc = [
+        processor(identity, TSC_AND_CRYSTAL).and_then(Estimate::from_crystal),
+        processor(identity, PROCESSOR_FREQUENCIES).and_then(Estimate::from_nominal),
+        hypervisor.and_then(Estimate::from_hypervisor_leaf),
+        pvclock.and_then(|record| {
+            let contents = Contents {
+                mul: record.mul,
+                shift: record.shift,
+                ..Contents::default()
+            };
+            Estimate::from_pvclock(&contents, granularity(identity)).ok()
+        }),
+        reference_page.and_then(|page| {
+            let line = Parameters {
+                scale: ReferenceScale::from_raw(page.scale?),
+                offset: page.offset_100ns.unwrap_or(0),
+            };
+            Estimate::from_reference_page(&line, granularity(identity)).ok()
+        }),
+    ];
+    let stated = |counter: &'static str| move |estimate: Estimate| declared(&estimate, counter);
+    of_tsc
+        .into_iter()
+        .flatten()
+        .map(stated("tsc"))
+        .chain(apic.map(stated("apic")))
+        .chain(measured.map(|measured| FrequencyChannel {
+            channel: "against-monotonic-raw".to_owned(),
+            counter: "tsc".to_owned(),
+            hz: as_hz(measured.hertz),
+            error_ppb: measured.error_ppb,
+            origin: FrequencyOrigin::Measured,
+        }))
+        .collect()
+}
+
+fn declared(estimate: &Estimate, counter: &str) -> FrequencyChannel {
+    let channel = match estimate.channel {
+        Channel::Crystal => "cpuid-15",
+        Channel::Nominal => "cpuid-16",
+        Channel::HypervisorLeaf => "cpuid-40000010",
+        Channel::HypervMsr => "hyperv-msr",
+        Channel::Pvclock => "pvclock",
+        Channel::ReferencePage => "reference-page",
+    };
+    FrequencyChannel {
         channel: channel.to_owned(),
         counter: counter.to_owned(),
-        hz: as_hz(rate),
-        error_ppb,
+        hz: as_hz(estimate.rate),
+        error_ppb: whole_ppb(estimate.bound),
         origin: FrequencyOrigin::Declared,
-    };
-    let from_crystal = || {
-        let leaf = processor(identity, TSC_AND_CRYSTAL)?;
-        // The crystal is told in whole Hz.
-        let error = 500_000_000_u64.div_ceil(u64::from(leaf.ecx.max(1)));
-        Some(declared("cpuid-15", "tsc", tsc_from_crystal(leaf)?, error))
-    };
-    let nominal = || {
-        let mhz = processor(identity, PROCESSOR_FREQUENCIES)?.eax & 0xffff;
-        let rate = Hertz::from_hz(u64::from(mhz) * 1_000_000)?;
-        Some(declared("cpuid-16", "tsc", rate, unit_error(500_000, rate)))
-    };
-    let hypervisor = |counter: &'static str, khz: fn(&CpuidLeaf) -> u32| {
-        let leaf = identity
-            .hypervisors
-            .iter()
-            .flat_map(|base| &base.leaves)
-            .find(|leaf| leaf.leaf == HYPERVISOR_FREQUENCIES)?;
-        let rate = Hertz::from_khz(khz(leaf))?;
-        Some(declared(
-            "cpuid-40000010",
-            counter,
-            rate,
-            unit_error(1000, rate),
-        ))
-    };
-    let from_pvclock = || {
-        let record = pvclock?;
-        let rate = PvclockScale::from_raw(record.mul, record.shift)
-            .and_then(PvclockScale::frequency)
-            .ok()?;
-        let error = whole_ppb(PvclockScale::MAX_ERROR_DIRECTED);
-        Some(declared("pvclock", "tsc", rate, error))
-    };
-    let from_page = || {
-        let scale = ReferenceScale::from_raw(reference_page?.scale?);
-        let rate = scale.frequency().ok()?;
-        Some(declared(
-            "reference-page",
-            "tsc",
-            rate,
-            whole_ppb(scale.max_error()),
-        ))
-    };
-    let against_raw = || {
-        let measured = measured?;
-        Some(FrequencyChannel {
-            origin: FrequencyOrigin::Measured,
-            ..declared(
-                "against-monotonic-raw",
-                "tsc",
-                measured.hertz,
-                measured.error_ppb,
-            )
-        })
-    };
-    [
-        from_crystal(),
-        nominal(),
-        hypervisor("tsc", |leaf| leaf.eax),
-        hypervisor("apic", |leaf| leaf.ebx),
-        from_pvclock(),
-        from_page(),
-        against_raw(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    }
+}
+
+/// KVM makes its pages from whole kHz, and its Hyper-V page from the pvclock multiplier.
+fn granularity(identity: &Identity) -> Granularity {
+    let kvm = |signature: &str| signature.starts_with("KVM") || signature == "Linux KVM Hv";
+    if identity.hypervisors.iter().any(|base| kvm(&base.signature)) {
+        Granularity::Kilohertz
+    } else {
+        Granularity::Exact
+    }
 }
 
 fn processor(identity: &Identity, number: u32) -> Option<Leaf> {
@@ -114,17 +118,16 @@ fn processor(identity: &Identity, number: u32) -> Option<Leaf> {
         .leaves
         .iter()
         .find(|leaf| leaf.leaf == number)
-        .map(|leaf| Leaf {
-            eax: leaf.eax,
-            ebx: leaf.ebx,
-            ecx: leaf.ecx,
-            edx: leaf.edx,
-        })
+        .map(registers)
 }
 
-/// An error of `hz` at `rate`, in ppb, rounded up.
-fn unit_error(hz: u64, rate: Hertz) -> u64 {
-    (hz * 1_000_000_000).div_ceil(rate.floor_hz().max(1))
+const fn registers(leaf: &CpuidLeaf) -> Leaf {
+    Leaf {
+        eax: leaf.eax,
+        ebx: leaf.ebx,
+        ecx: leaf.ecx,
+        edx: leaf.edx,
+    }
 }
 
 fn whole_ppb(error: Ppb) -> u64 {
@@ -188,10 +191,10 @@ mod tests {
             told,
             [
                 ("cpuid-15", "tsc", 2_592_000_000, 21),
-                ("cpuid-16", "tsc", 2_600_000_000, 192_308),
+                ("cpuid-16", "tsc", 2_600_000_000, 384_616),
                 ("cpuid-40000010", "tsc", 2_592_000_000, 386),
-                ("cpuid-40000010", "apic", 1_000_000_000, 1_000),
                 ("reference-page", "tsc", 2_600_000_000, 1),
+                ("cpuid-40000010", "apic", 1_000_000_000, 1_000),
             ]
         );
     }

@@ -8,11 +8,13 @@ use chronovisor_abi::reference_tsc::{Parameters, ReferenceTscPage};
 use chronovisor_guest::clock::GuestClock;
 use chronovisor_guest::counter::{self, Counter, LfenceRdtsc, Rdtscp, Unordered};
 use chronovisor_guest::cpuid::{has_rdtscp, leaf};
+use chronovisor_guest::guard::{CoarseGuard, GlobalGuard, Guarded};
 use chronovisor_guest::linux::Clock as GuestsClock;
 use chronovisor_guest::linux::clock::SourceKind;
+use chronovisor_guest::linux::getcpu::GetcpuRdtsc;
 use chronovisor_guest::linux::os_clock::ClockId;
 use chronovisor_guest::linux::pages::{KernelPages, PvclockPage};
-use chronovisor_guest::pvclock::StableBit;
+use chronovisor_guest::pvclock::{PvclockError, StableBit};
 use chronovisor_guest::reference_tsc::ReferencePage;
 use chronovisor_probe::read_cost::Unit;
 use chronovisor_probe::timed_loop::{Loop, Reads};
@@ -78,6 +80,19 @@ struct Found {
 impl Found {
     fn add(&mut self, clock: Clock) {
         self.clocks.push(clock);
+    }
+
+    /// A reader of pvclock records, if it gives a time now.
+    fn add_record_reader<C>(&mut self, name: &'static str, clock: C)
+    where
+        C: GuestClock<Time = Nanos, Error = PvclockError> + Clone + Send + Sync + 'static,
+    {
+        match clock.read() {
+            Ok(_) => self.add(Clock::new(name, Path::Page, Unit::Nanos, move || {
+                clock.read().map_or(0, |reading| reading.time.as_ns())
+            })),
+            Err(why) => self.lack(&[name], &why.to_string()),
+        }
     }
 
     fn lack(&mut self, names: &[&str], reason: &str) {
@@ -155,9 +170,8 @@ where
         ),
     }
     match &kernels {
-        Ok(page) if has_rdtscp() => own_records(found, page),
-        Ok(_) => found.lack(&["pvclock-per-cpu"], "the processor has no RDTSCP"),
-        Err(why) => found.lack(&["pvclock-per-cpu"], why),
+        Ok(page) => own_records(found, page),
+        Err(why) => found.lack(&OWN_RECORDS, why),
     }
 }
 
@@ -166,29 +180,33 @@ fn shared_record<C>(found: &mut Found, page: &PvclockPage, ordered: C)
 where
     C: Counter + Copy + Send + Sync + 'static,
 {
-    let clock = page.reader(ordered, stable_bit());
-    match clock.read() {
-        Ok(_) => found.add(Clock::new(
-            "pvclock-page",
-            Path::Page,
-            Unit::Nanos,
-            move || clock.read().map_or(0, |reading| reading.time.as_ns()),
-        )),
-        Err(why) => found.lack(&["pvclock-page"], &why.to_string()),
-    }
+    found.add_record_reader("pvclock-page", page.reader(ordered, stable_bit()));
 }
 
-/// The kernel's records, each read on its own CPU.
+/// The clocks that read each CPU's own record.
+const OWN_RECORDS: [&str; 4] = [
+    "pvclock-per-cpu",
+    "getcpu-rdtsc",
+    "pvclock-guarded",
+    "pvclock-guarded-coarse",
+];
+
+/// The kernel's records, each read on its own CPU; the guards are what such clocks need while the records are not stable.
 fn own_records(found: &mut Found, page: &PvclockPage) {
-    let clock = page.per_cpu_reader(Rdtscp);
-    match clock.read() {
-        Ok(_) => found.add(Clock::new(
-            "pvclock-per-cpu",
-            Path::Page,
-            Unit::Nanos,
-            move || clock.read().map_or(0, |reading| reading.time.as_ns()),
-        )),
-        Err(why) => found.lack(&["pvclock-per-cpu"], &why.to_string()),
+    static GLOBAL: GlobalGuard = GlobalGuard::new();
+    static COARSE: CoarseGuard = CoarseGuard::with_quantum_of_2_to_the::<10>();
+    let by_getcpu = page.per_cpu_reader(GetcpuRdtsc);
+    if has_rdtscp() {
+        let by_rdtscp = page.per_cpu_reader(Rdtscp);
+        found.add_record_reader("pvclock-per-cpu", by_rdtscp);
+        found.add_record_reader("getcpu-rdtsc", by_getcpu);
+        found.add_record_reader("pvclock-guarded", Guarded::new(by_rdtscp, &GLOBAL));
+        found.add_record_reader("pvclock-guarded-coarse", Guarded::new(by_rdtscp, &COARSE));
+    } else {
+        found.lack(&["pvclock-per-cpu"], "the processor has no RDTSCP");
+        found.add_record_reader("getcpu-rdtsc", by_getcpu);
+        found.add_record_reader("pvclock-guarded", Guarded::new(by_getcpu, &GLOBAL));
+        found.add_record_reader("pvclock-guarded-coarse", Guarded::new(by_getcpu, &COARSE));
     }
 }
 

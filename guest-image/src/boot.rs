@@ -20,8 +20,14 @@ extern "C" fn boot(index: u64) -> ! {
     if !by_pvh() {
         instruction::out32(HELLO_PORT, index as u32);
     }
+    // Every CPU finds the same clocks registered, however they were started.
+    static REGISTERED: AtomicU32 = AtomicU32::new(0);
     if index == 0 {
         pages::register_reference();
+        REGISTERED.store(1, Ordering::Release);
+    }
+    while REGISTERED.load(Ordering::Acquire) == 0 {
+        core::hint::spin_loop();
     }
     cpu::enter_user(experiment::run)
 }

@@ -60,6 +60,7 @@ static mut CPUS: [Cpu; MAX_VCPUS as usize] = [const {
 #[repr(C, align(4096))]
 struct Idt([[u64; 2]; 256]);
 
+static IDT_READY: AtomicU64 = AtomicU64::new(0);
 static mut IDT: Idt = Idt([[0; 2]; 256]);
 
 unsafe extern "C" {
@@ -98,8 +99,8 @@ fn idt_gate(handler: u64, stack: Stack) -> [u64; 2] {
 
 /// Loads this CPU's tables. `index` is its place in the array whose stack it already runs on.
 pub fn init(index: u64) {
-    // SAFETY: each CPU touches its own entry only, before it takes its first exception; CPU 0 fills the shared IDT
-    // before it starts another CPU.
+    // SAFETY: each CPU touches its own entry only, before it takes its first exception; CPU 0 alone fills the shared IDT,
+    // and no other CPU goes on before that.
     unsafe {
         let cpu = &raw mut CPUS[index as usize];
         let base = cpu as u64;
@@ -138,6 +139,11 @@ pub fn init(index: u64) {
         asm!("lgdt [{}]", in(reg) pointer, options(nostack, preserves_flags));
         if index == 0 {
             fill_idt();
+            IDT_READY.store(1, Ordering::Release);
+        }
+        // A VMM may start all CPUs at once.
+        while IDT_READY.load(Ordering::Acquire) == 0 {
+            core::hint::spin_loop();
         }
         load(4095, &raw const IDT as u64);
         asm!("lidt [{}]", in(reg) pointer, options(nostack, preserves_flags));

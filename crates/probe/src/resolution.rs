@@ -9,7 +9,7 @@
 //!
 //! # Caveats
 //!
-//! The result is a multiple of the true resolution if too few different steps were seen. A clamp turns backward motion into
+//! The result is a multiple of the true resolution if too few different steps were seen, and that of a clock whose values were rounded can be off by one. A clamp turns backward motion into
 //! repeats, so repeats are counted as well.
 
 /// What successive values of a clock say.
@@ -60,16 +60,24 @@ fn resolution(sizes: &[u64]) -> Option<u64> {
     if sizes.windows(3).any(|three| three[2] - three[0] == 2) {
         return Some(1);
     }
-    // Two neighbours are one step of a fractional clock: the lower of them stands for both.
-    let (mut unit, mut stands_for, mut last) = (smallest, smallest, smallest);
+    // Two neighbours are one step of a fractional clock: the lower of them stands for both. Which of the two was seen is chance, so a distance
+    // can be off by one, and the mean of the smallest ones is nearer to the truth than the smallest.
+    let (mut distances, mut stands_for, mut last) = (vec![smallest], smallest, smallest);
     for size in &sizes[1..] {
         if size - last > 1 {
-            unit = unit.min(size - stands_for);
+            distances.push(size - stands_for);
             stands_for = *size;
         }
         last = *size;
     }
-    Some(unit)
+    let least = distances.iter().copied().min()?;
+    let (sum, count) = distances
+        .iter()
+        .filter(|distance| **distance <= least + 1)
+        .fold((0_u128, 0_u128), |(sum, count), distance| {
+            (sum + u128::from(*distance), count + 1)
+        });
+    u64::try_from((2 * sum + count) / (2 * count)).ok()
 }
 
 #[cfg(test)]
@@ -96,6 +104,11 @@ mod tests {
                 &[20, 21, 20, 30, 31],
                 Some(10),
             ),
+            (
+                "10 ns, and chance showed one of two neighbours only",
+                &[20, 30, 31, 41, 50, 60],
+                Some(10),
+            ),
             ("100 ns, cheap: 0 and 100", &[0, 0, 100, 0, 100], Some(100)),
             (
                 "10 ns behind a read of 1 us",
@@ -104,7 +117,7 @@ mod tests {
             ),
             (
                 "279.365 ns behind a read of 1.2 us",
-                &[1_117, 1_396, 1_397, 1_118, 1_676],
+                &[1_117, 1_396, 1_397, 1_118, 1_676, 1_955, 2_234],
                 Some(279),
             ),
             ("jiffies", &[0, 4_000_000, 0], Some(4_000_000)),

@@ -65,6 +65,14 @@ impl VcpuTsc {
     }
 }
 
+/// Whether a guest has still to learn that it was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum StopUnanswered {
+    #[default]
+    No,
+    Yes,
+}
+
 /// Whether what lies at a record's address is the host's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum Ownership {
@@ -81,7 +89,8 @@ pub(crate) struct Publisher {
     register: u64,
     version: u32,
     ownership: Ownership,
-    stop_pending: bool,
+    /// Asked for and not yet in the record.
+    stop: StopUnanswered,
     tsc: VcpuTsc,
 }
 
@@ -90,14 +99,14 @@ impl Publisher {
     pub(crate) const fn restored(
         register: u64,
         version: u32,
-        stop_pending: bool,
+        stop: StopUnanswered,
         tsc: VcpuTsc,
     ) -> Self {
         Self {
             register,
             version,
             ownership: Ownership::Published,
-            stop_pending,
+            stop,
             tsc,
         }
     }
@@ -128,15 +137,17 @@ impl Publisher {
 
     /// Asks for [`Flags::GUEST_STOPPED`] at the next publication, if a record is enabled.
     pub(crate) const fn request_guest_stopped(&mut self) {
-        self.stop_pending |= self.register & ENABLE != 0;
+        if self.register & ENABLE != 0 {
+            self.stop = StopUnanswered::Yes;
+        }
     }
 
     /// Whether the guest has still to learn that it was stopped.
-    pub(crate) fn stop_unanswered(&self, memory: &(impl GuestMemory + ?Sized)) -> bool {
-        self.stop_pending
-            || self
-                .record(memory)
-                .is_some_and(|record| self.guest_flag(record))
+    pub(crate) fn stop_unanswered(&self, memory: &(impl GuestMemory + ?Sized)) -> StopUnanswered {
+        match self.record(memory) {
+            Some(record) if self.guest_flag(record) => StopUnanswered::Yes,
+            _ => self.stop,
+        }
     }
 
     pub(crate) fn mark(&self, memory: &(impl GuestMemory + ?Sized)) {
@@ -164,7 +175,7 @@ impl Publisher {
         let Some(record) = self.record(memory) else {
             return false;
         };
-        let flags = if self.stop_pending || self.guest_flag(record) {
+        let flags = if self.stop == StopUnanswered::Yes || self.guest_flag(record) {
             flags.union(Flags::GUEST_STOPPED)
         } else {
             flags
@@ -172,7 +183,7 @@ impl Publisher {
         record.store(&line.contents(flags, self.tsc.offset()));
         self.version = record.publish(self.version);
         self.ownership = Ownership::Published;
-        self.stop_pending = false;
+        self.stop = StopUnanswered::No;
         true
     }
 

@@ -16,6 +16,7 @@ pub mod cpuid_leaves;
 pub mod events;
 pub mod guest_memory;
 pub mod kvmclock;
+pub mod migration;
 pub mod msr_surface;
 pub mod partition_clock;
 pub mod reenlightenment;

@@ -45,6 +45,7 @@
 mod exact;
 mod pvclock_line;
 mod reference_line;
+mod saved;
 mod update;
 mod wall;
 
@@ -65,12 +66,13 @@ use crate::vmclock::{self, Notification, Offered, Stability};
 pub use exact::ExactNanos;
 pub(crate) use exact::{Master, advance};
 pub(crate) use pvclock_line::PvclockLine;
+pub(crate) use reference_line::ReferenceLine;
+pub(crate) use saved::RecordState;
 pub use update::{Change, OpenUpdate, Published, UpdateError};
 pub(crate) use wall::Wall;
 pub use wall::{TimeOfDay, WallClockError};
 
 use pvclock_line::Multipliers;
-use reference_line::ReferenceLine;
 
 /// A virtual processor's index, from 0; what TLFS calls the VP index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -83,6 +85,18 @@ pub struct Config {
     pub vcpus: u32,
     /// How far an encoding may drift from the master before it is re-based.
     pub drift_budget: Nanos,
+    /// Whether the host's counter keeps its rate in all states.
+    pub counter: Counter,
+}
+
+/// Whether the host's counter can carry a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Counter {
+    /// It keeps its rate in all states.
+    #[default]
+    Invariant,
+    /// It does not: no record is stable, and the reference page and VMClock give no time.
+    Varying,
 }
 
 impl Config {
@@ -92,6 +106,7 @@ impl Config {
         Self {
             vcpus,
             drift_budget: Nanos::from_ns(100),
+            counter: Counter::Invariant,
         }
     }
 }
@@ -130,6 +145,7 @@ pub(crate) enum Phase {
 pub struct PartitionClock {
     budget: Nanos,
     phase: Phase,
+    counter: Counter,
     master: Master,
     multipliers: Multipliers,
     pvclock: PvclockLine,
@@ -158,6 +174,7 @@ impl PartitionClock {
         Ok(Self {
             budget: config.drift_budget,
             phase: Phase::Running,
+            counter: config.counter,
             master,
             pvclock: PvclockLine::first(&master, &multipliers),
             reference: ReferenceLine::first(&master, ExactNanos::ZERO),
@@ -350,10 +367,10 @@ impl PartitionClock {
             .map_or(VcpuTsc::Equal, kvmclock::Publisher::tsc)
     }
 
-    /// Whether all vCPUs count the same: pvclock's stable flag is set and the reference page valid only then.
+    /// Whether all vCPUs count the same, at one rate: pvclock's stable flag is set and the reference page valid only then.
     #[must_use]
     pub const fn is_stable(&self) -> bool {
-        self.skewed == 0
+        self.skewed == 0 && matches!(self.counter, Counter::Invariant)
     }
 
     /// The vCPU's system-time register, MSR 0x4b564d01; 0 for a vCPU that does not exist.

@@ -137,7 +137,7 @@ pub(crate) enum Offered {
 }
 
 /// The partition's page.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Publisher {
     pub(crate) offered: Offered,
     pub(crate) sequence: u32,

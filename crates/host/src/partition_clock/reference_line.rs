@@ -6,7 +6,8 @@
 //! `frac(tsc * scale / 2^64)`, follows from the multiplier, and a new line that starts at the old line's value lies up to one unit (100 ns)
 //! off the master, at random. Over many changes of the rate that would walk away. Where the exact multiplier would leave the budget
 //! it is therefore bent by the least amount that does not: one unit of the multiplier moves the phase by `tsc / 2^64` units, so after a day a bend of
-//! 10^-12 is enough. A bent line runs towards the master; when it is there a re-base straightens it.
+//! 10^-12 is enough. A bent line runs towards the master; when it is there a re-base straightens it. A budget below the counter's own
+//! granularity of 100 ns is taken as 100 ns here.
 //!
 //! At or below 10 MHz the page has no multiplier. The MSR then shows the master itself, cut to units of 100 ns.
 //!
@@ -14,7 +15,7 @@
 //!
 //! Hyper-V TLFS, "Partition Reference Time Enlightenment".
 
-use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
+use chronovisor_abi::quantity::{Nanos, RefTime, Tsc};
 use chronovisor_abi::reference_tsc::Parameters;
 use chronovisor_abi::scale::ReferenceScale;
 use chronovisor_abi::wide;
@@ -33,10 +34,8 @@ pub(crate) struct ReferenceLine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// The page's formula, with the exact multiplier of the rate.
-    Straight(Parameters),
-    /// The page's formula, with a multiplier that runs towards the master.
-    Bent(Parameters),
+    /// The page's formula, with the multiplier of the rate or a bent one.
+    Page(Parameters),
     /// A counter too slow for the page: the master, not below `floor`.
     Slow {
         /// The old line's value at `since`.
@@ -50,7 +49,7 @@ impl ReferenceLine {
         let start = master.base();
         let time = units_floor(master.at(start).saturating_sub(behind));
         let form = match Parameters::through(start, time, master.rate()) {
-            Ok(parameters) => Form::Straight(parameters),
+            Ok(parameters) => Form::Page(parameters),
             Err(_) => Form::Slow { floor: time },
         };
         Self {
@@ -60,19 +59,15 @@ impl ReferenceLine {
         }
     }
 
-    /// The line with these parameters, as they were saved; straight if the multiplier is `rate`'s own.
-    pub(crate) fn from_parts(
+    /// The line with these parameters, as they were saved.
+    pub(crate) const fn from_parts(
         parameters: Option<Parameters>,
         floor: RefTime,
         since: Tsc,
         behind: ExactNanos,
-        rate: Hertz,
     ) -> Self {
         let form = match parameters {
-            Some(line) if ReferenceScale::from_frequency(rate) == Ok(line.scale) => {
-                Form::Straight(line)
-            }
-            Some(line) => Form::Bent(line),
+            Some(line) => Form::Page(line),
             None => Form::Slow { floor },
         };
         Self {
@@ -80,6 +75,20 @@ impl ReferenceLine {
             since,
             behind,
         }
+    }
+
+    /// The value that a counter too slow for the page started from; 0 for others.
+    pub(crate) const fn floor(&self) -> RefTime {
+        match self.form {
+            Form::Page(_) => RefTime::ZERO,
+            Form::Slow { floor } => floor,
+        }
+    }
+
+    /// The same line for a reference counter that stood still for `time` while the master went on.
+    pub(crate) const fn stopped_for(mut self, time: ExactNanos) -> Self {
+        self.behind = self.behind.saturating_add(time);
+        self
     }
 
     pub(crate) const fn since(&self) -> Tsc {
@@ -93,7 +102,7 @@ impl ReferenceLine {
     /// What the page shows, or `None` if the counter is too slow for it.
     pub(crate) const fn parameters(&self) -> Option<Parameters> {
         match self.form {
-            Form::Straight(parameters) | Form::Bent(parameters) => Some(parameters),
+            Form::Page(parameters) => Some(parameters),
             Form::Slow { .. } => None,
         }
     }
@@ -101,7 +110,7 @@ impl ReferenceLine {
     /// The reference counter at `tsc`.
     pub(crate) fn at(&self, tsc: Tsc, master: &Master) -> RefTime {
         match self.form {
-            Form::Straight(parameters) | Form::Bent(parameters) => parameters.time_at(tsc),
+            Form::Page(parameters) => parameters.time_at(tsc),
             Form::Slow { floor } => {
                 units_floor(master.at(tsc).saturating_sub(self.behind)).max(floor)
             }
@@ -112,7 +121,7 @@ impl ReferenceLine {
     pub(crate) fn first_after(&self, time: RefTime, master: &Master) -> Option<Tsc> {
         let next = time.as_100ns().checked_add(1)?;
         match self.form {
-            Form::Straight(line) | Form::Bent(line) => {
+            Form::Page(line) => {
                 // hi64(tsc * scale) >= next - offset  <=>  tsc >= (next - offset) * 2^64 / scale, rounded up.
                 let ticks = next.wrapping_add_signed(line.offset.wrapping_neg()); // wrapping: the interface adds modulo 2^64.
                 let scale = u128::from(line.scale.as_raw());
@@ -130,7 +139,7 @@ impl ReferenceLine {
     /// How far the line lies above the master at `tsc`, before it is cut to units, in 2^-64 units of 100 ns.
     pub(crate) fn error_at(&self, tsc: Tsc, master: &Master) -> i128 {
         match self.form {
-            Form::Straight(line) | Form::Bent(line) => line_at(&line, tsc)
+            Form::Page(line) => line_at(&line, tsc)
                 .wrapping_sub(units(master.at(tsc).saturating_sub(self.behind))) // wrapping: a distance, modulo 2^64 units
                 .cast_signed(),
             Form::Slow { .. } => 0,
@@ -164,9 +173,12 @@ impl ReferenceLine {
 
     /// The counter value at which a bent line has reached the master and can be straightened.
     pub(crate) fn rebase_due(&self, master: &Master) -> Option<Tsc> {
-        let Form::Bent(line) = self.form else {
+        let Form::Page(line) = self.form else {
             return None;
         };
+        if ReferenceScale::from_frequency(master.rate()) == Ok(line.scale) {
+            return None;
+        }
         let span = exact::comparison_span(master.rate());
         let ours = u128::from(span.as_ticks()) * u128::from(line.scale.as_raw());
         let exact = units(exact::advance(master.rate(), span));
@@ -179,13 +191,15 @@ impl ReferenceLine {
 
 /// `exact` if it stays within 15/16 of the budget of `target` (the master at `now`, in 2^-64 units), else bent until it does.
 fn bend(exact: Parameters, now: Tsc, time: RefTime, target: u128, budget: Nanos) -> Form {
+    // Below one unit of 100 ns there need not be a straight line inside the budget, and the line would be bent for ever.
+    let budget = budget.max(Nanos::from_ns(100));
     let bound = u128::from(budget.as_ns()) * (ONE_UNIT / 1600 * 15);
     let bound = bound.min(ONE_UNIT << 32).cast_signed();
     // wrapping: a distance, modulo 2^64 units
     let error = line_at(&exact, now).wrapping_sub(target).cast_signed();
     let correction = error.clamp(-bound, bound).saturating_sub(error);
     if correction == 0 || now.as_ticks() == 0 {
-        return Form::Straight(exact);
+        return Form::Page(exact);
     }
     // The phase must stay inside the unit that the old line shows.
     let phase = i128::from(phase_at(&exact, now));
@@ -201,9 +215,9 @@ fn bend(exact: Parameters, now: Tsc, time: RefTime, target: u128, budget: Nanos)
             let scale = ReferenceScale::from_raw(scale);
             // wrapping: the interface adds modulo 2^64.
             let offset = time.as_100ns().wrapping_sub(scale.ticks(now)).cast_signed();
-            Form::Bent(Parameters { scale, offset })
+            Form::Page(Parameters { scale, offset })
         }
-        _ => Form::Straight(exact),
+        _ => Form::Page(exact),
     }
 }
 

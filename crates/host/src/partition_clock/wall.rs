@@ -89,6 +89,14 @@ impl Wall {
         self
     }
 
+    /// The same relation with larger errors.
+    pub(crate) fn less_certain(mut self, by: Nanos) -> Self {
+        for error in [&mut self.told.estimated_error, &mut self.told.maximum_error] {
+            *error = error.map(|error| error.saturating_add(by));
+        }
+        self
+    }
+
     pub(crate) const fn origin(&self) -> u128 {
         self.origin
     }

@@ -1,0 +1,129 @@
+//! The clock at rest: taken out of a running partition, moved on, put into a new one.
+
+use alloc::vec;
+
+use chronovisor_abi::quantity::{Hertz, RefTime, Tsc};
+use chronovisor_abi::scale::ScaleError;
+
+use super::pvclock_line::Multipliers;
+use super::{Config, PartitionClock, Phase, VcpuIndex};
+use crate::guest_memory::GuestMemory;
+use crate::kvmclock::{self, VcpuTsc};
+use crate::migration::{ClockState, Policy};
+use crate::reenlightenment::RateChange;
+use crate::reference_tsc;
+
+impl PartitionClock {
+    /// Everything but the vCPUs' records, for a partition whose vCPUs are paused; `now` is the partition's counter.
+    pub(crate) fn snapshot(&self, now: Tsc) -> ClockState {
+        ClockState {
+            saved_at: now,
+            budget: self.budget,
+            counter: self.counter,
+            lead: self.lead(),
+            master: self.master,
+            pvclock: self.pvclock,
+            reference: self.reference,
+            page_register: self.page.register(),
+            page_sequence: self.page.sequence(),
+            last_count: self.last_count,
+            wall: self.wall,
+            wall_clock_register: self.wall_clock.register(),
+            wall_clock_version: self.wall_clock.version(),
+            vmclock: self.vmclock,
+        }
+    }
+
+    /// A held clock with `state`, without records. The drift budget is `config`'s.
+    pub(crate) fn from_snapshot(config: Config, state: &ClockState) -> Result<Self, ScaleError> {
+        let slots = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
+        Ok(Self {
+            budget: config.drift_budget,
+            phase: Phase::Held,
+            counter: state.counter,
+            master: state.master,
+            multipliers: Multipliers::of(state.master.rate())?,
+            pvclock: state.pvclock,
+            reference: state.reference,
+            records: vec![kvmclock::Publisher::default(); slots].into_boxed_slice(),
+            skewed: 0,
+            page: reference_tsc::Publisher::restored(state.page_register, state.page_sequence),
+            last_count: state.last_count,
+            wall: state.wall,
+            wall_clock: kvmclock::WallClockPublisher::restored(
+                state.wall_clock_register,
+                state.wall_clock_version,
+            ),
+            vmclock: state.vmclock,
+        })
+    }
+
+    /// The vCPU's record at rest; `None` if there is no such vCPU.
+    pub(crate) fn record_state(
+        &self,
+        vcpu: VcpuIndex,
+        memory: &(impl GuestMemory + ?Sized),
+    ) -> Option<RecordState> {
+        let record = self.record(vcpu)?;
+        Some(RecordState {
+            register: record.register(),
+            version: record.version(),
+            stop_unanswered: record.stop_unanswered(memory),
+            tsc: record.tsc(),
+        })
+    }
+
+    /// Puts a vCPU's record back; `None` if there is no such vCPU.
+    pub(crate) fn restore_record(&mut self, vcpu: VcpuIndex, state: RecordState) -> Option<()> {
+        self.set_vcpu_tsc(vcpu, state.tsc);
+        let at = usize::try_from(vcpu.0).ok()?;
+        *self.records.get_mut(at)? = kvmclock::Publisher::restored(
+            state.register,
+            state.version,
+            state.stop_unanswered,
+            state.tsc,
+        );
+        Some(())
+    }
+}
+
+/// A vCPU's record at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordState {
+    pub(crate) register: u64,
+    pub(crate) version: u32,
+    pub(crate) stop_unanswered: kvmclock::StopUnanswered,
+    pub(crate) tsc: VcpuTsc,
+}
+
+impl ClockState {
+    /// Every line goes on at `tsc`, after a stop in which reference time was last `reference`.
+    pub(crate) fn go_on_at(
+        &mut self,
+        tsc: Tsc,
+        rate: Hertz,
+        rate_change: RateChange,
+        policy: Policy,
+        reference: RefTime,
+    ) -> Result<(), ScaleError> {
+        let reference = match policy {
+            Policy::Stop | Policy::PerEncoding => reference,
+            Policy::Advance => self.reference.at(tsc, &self.master),
+        };
+        let changes = rate != self.master.rate() && rate_change == RateChange::Update;
+        if changes {
+            self.master = self.master.continued(tsc, rate);
+            let multipliers = Multipliers::of(rate)?;
+            self.pvclock = self
+                .pvclock
+                .continued(tsc, &self.master, &multipliers, self.lead);
+        }
+        if changes || policy == Policy::PerEncoding {
+            self.reference = self
+                .reference
+                .continued(tsc, reference, &self.master, self.budget);
+        }
+        self.vmclock.set_line(tsc, &self.master, self.wall.as_ref());
+        Ok(())
+    }
+}

@@ -1,4 +1,5 @@
 //! Unsafe, since a global allocator is: it counts allocations, to show that the timers make none.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

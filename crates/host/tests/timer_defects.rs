@@ -1,5 +1,6 @@
 //! Known defects of local APIC timers in the field, each as a test: the wrong behaviour must not be ours. The numbers are those of the
 //! project's list of known defects.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode, TimerRegisters};
 use chronovisor_abi::msr::Msr;

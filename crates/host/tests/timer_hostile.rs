@@ -1,4 +1,5 @@
 //! A guest that writes anything anywhere, and a state file that holds anything: no panic, no loop, no periodic timer below the minimum period.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, Offset, TimerMode};
 use chronovisor_abi::msr::Msr;

@@ -208,7 +208,8 @@ impl VcpuTimers {
             effects.periods_per_signal = Some(stride);
         }
         // A time that is past already is signalled at once.
-        self.expire_one(index, now, memory, &mut effects);
+        self.expire_one(index, now, &mut effects);
+        self.signal_held(now, memory, &mut effects);
         effects.rearm = Rearm::Again;
         Ok(effects)
     }
@@ -216,10 +217,11 @@ impl VcpuTimers {
     /// Brings all timers up to reference time `now` and tries what waits: the answer to a wake-up.
     pub fn expire(&mut self, now: RefTime, memory: &(impl GuestMemory + ?Sized)) -> Effects {
         let mut effects = Effects::default();
-        self.signal_held(now, memory, &mut effects);
+        // First the ticks, under the message buffers as they were, then the messages.
         for index in 0..TIMERS {
-            self.expire_one(index, now, memory, &mut effects);
+            self.expire_one(index, now, &mut effects);
         }
+        self.signal_held(now, memory, &mut effects);
         effects
     }
 
@@ -257,13 +259,8 @@ impl VcpuTimers {
         &self.synic
     }
 
-    fn expire_one(
-        &mut self,
-        index: usize,
-        now: RefTime,
-        memory: &(impl GuestMemory + ?Sized),
-        effects: &mut Effects,
-    ) {
+    /// Brings one timer up to `now`: a direct interrupt is raised, a message is left to be signalled.
+    fn expire_one(&mut self, index: usize, now: RefTime, effects: &mut Effects) {
         let timer = &mut self.timers[index];
         let expired = timer.expire(&self.settings, now);
         effects.expiries = effects.expiries.saturating_add(expired.expiries);
@@ -277,7 +274,7 @@ impl VcpuTimers {
         };
         if !timer.config.has(Config::DIRECT_MODE) {
             timer.undelivered = Some(expiration);
-            return self.signal_one(index, now, memory, effects);
+            return;
         }
         let vector = timer.config.vector();
         if vector < chronovisor_abi::apic::LOWEST_VECTOR {
@@ -291,13 +288,25 @@ impl VcpuTimers {
         });
     }
 
+    /// Tries the messages that wait, the oldest first: a fast timer must not keep another one out of a shared slot.
     fn signal_held(
         &mut self,
         now: RefTime,
         memory: &(impl GuestMemory + ?Sized),
         effects: &mut Effects,
     ) {
-        for index in 0..TIMERS {
+        let mut tried = [false; TIMERS];
+        for _ in 0..TIMERS {
+            let waits = |index: &usize| !tried[*index] && self.timers[*index].undelivered.is_some();
+            // Of several equally old ones the first timer's: `max_by_key` takes the last.
+            let oldest = (0..TIMERS).rev().filter(waits).max_by_key(|index| {
+                let due = self.timers[*index].undelivered.unwrap_or(now);
+                now.wrapping_sub(due) // wrapping: as COUNT does.
+            });
+            let Some(index) = oldest else {
+                return;
+            };
+            tried[index] = true;
             self.signal_one(index, now, memory, effects);
         }
     }

@@ -9,6 +9,7 @@ pub mod cpus;
 pub mod frequencies;
 pub mod identity;
 pub mod kernel_log;
+pub mod proc_captures;
 pub mod rate;
 pub mod read_cost;
 pub mod reference;
@@ -17,6 +18,7 @@ pub mod survey;
 pub mod text_file;
 pub mod timed_loop;
 pub mod trapped_counter;
+pub mod vmclock;
 pub mod warp;
 
 /// The README's examples, run as tests.

@@ -16,8 +16,9 @@ use chronovisor_guest::linux::os_clock::ClockId;
 
 use crate::clock_pages::{self, Pages, PvclockSample};
 use crate::identity::{self, ThisProcessor};
+use crate::proc_captures::{self, Moment};
 use crate::rate::{self, Sample, tsc_rate};
-use crate::{cpus, frequencies, kernel_log, read_cost, reference, text_file, warp};
+use crate::{cpus, frequencies, kernel_log, read_cost, reference, text_file, vmclock, warp};
 
 /// How much time a survey takes.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +61,8 @@ pub fn survey(options: &Options) -> Evidence {
         privileges: identity::privileges(&identity),
         reference: reference::reference(),
         vdso: pages.vdso.clone(),
+        vmclock: vmclock::page(),
+        cpu_lines: proc_captures::cpu_lines(),
         ..Evidence::default()
     };
     read_log(&mut evidence);
@@ -92,6 +95,8 @@ pub fn survey(options: &Options) -> Evidence {
         Some(rate) => Part::Seen(read_cost::costs(&costs, rate)),
         None => Part::NotReadable(without_rate.to_owned()),
     };
+    evidence.cpu_time = proc_captures::cpu_time(&first.counters, &second.counters);
+    evidence.interrupts = proc_captures::interrupts(&first.counters, &second.counters);
     evidence.cpu_order = orders(tsc_order, monotonic_order, ticks);
     evidence.pvclock = match (first.pvclock, second.pvclock) {
         (Ok(first), Ok(second)) => Part::Seen(clock_pages::pvclock_record(&first, &second)),
@@ -116,6 +121,7 @@ pub fn survey(options: &Options) -> Evidence {
 
 /// What is read at both ends of the window.
 struct Ends {
+    counters: Moment,
     rates: Option<Sample>,
     pvclock: Result<PvclockSample, String>,
 }
@@ -127,6 +133,7 @@ impl Ends {
             Err(why) => Err(why.clone()),
         };
         Self {
+            counters: Moment::take(),
             rates: Sample::take(),
             pvclock,
         }
@@ -231,6 +238,10 @@ mod tests {
             "cpu_order",
             "rates",
             "reference",
+            "vmclock",
+            "cpu_lines",
+            "cpu_time",
+            "interrupts",
         ] {
             let seen = &document[part]["seen"];
             let why = document[part]["not_readable"].as_str();

@@ -72,6 +72,12 @@ impl Clocks {
         &self.pages
     }
 
+    /// Guest TSC minus host TSC, modulo 2^64.
+    #[must_use]
+    pub fn offset(&self) -> TscDelta {
+        TscDelta::from_ticks(self.offset.load(Ordering::Relaxed))
+    }
+
     /// The guest's TSC now, not before earlier loads are done.
     #[must_use]
     pub fn guest_tsc(&self) -> Tsc {

@@ -11,6 +11,8 @@ pub const PAGE_TABLES_GPA: u64 = 0x9000;
 pub const TRAMPOLINE_GPA: u64 = 0x8000;
 /// The job, as [`Job::to_words`].
 pub const JOB_GPA: u64 = 0x1_0000;
+/// The VMM writes something other than 0 here to end an experiment that has no end of its own.
+pub const STOP_WORD_GPA: u64 = JOB_GPA + 0x800;
 /// The first report slot; one of [`REPORT_BYTES`] for each vCPU.
 pub const REPORT_GPA: u64 = 0x2_0000;
 /// Size of a report slot in bytes.
@@ -310,9 +312,9 @@ pub mod record {
     pub const SMP_DONE: u32 = 0x105;
     /// Samples taken into the sample array: count, lost, first value.
     pub const SAMPLES: u32 = 0x106;
-    /// Clock steps during migration: clock number (row), steps back, largest step back (ns).
+    /// Clock steps during migration: clock number (row), steps back, largest step back in the clock's own unit.
     pub const MIGRATE_STEPS: u32 = 0x107;
-    /// Reads and largest gap during migration: clock number (row), reads, largest gap (ns).
+    /// Reads and largest gap during migration: clock number (row), reads, largest gap in the clock's own unit.
     pub const MIGRATE_GAP: u32 = 0x108;
     /// A row could not be measured: row, one of [`super::void`], detail.
     pub const ROW_VOID: u32 = 0x109;

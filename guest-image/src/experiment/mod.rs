@@ -3,6 +3,7 @@
 mod agreement;
 mod clocks;
 mod hostile;
+mod migrate;
 mod smp;
 mod timers;
 
@@ -21,6 +22,7 @@ pub extern "C" fn run() -> ! {
         experiment::CLOCKS => clocks::run(&job),
         experiment::AGREEMENT => agreement::run(&job),
         experiment::SMP => smp::run(&job),
+        experiment::MIGRATE => migrate::run(&job),
         experiment::TIMERS => timers::run(&job),
         experiment::HOSTILE => hostile::run(&job),
         _ => report::finish(status::BAD_JOB),

@@ -1,6 +1,7 @@
 //! `chronovisor lab`: clocks and timers measured inside a real guest on this machine's KVM.
 
 mod clocks;
+mod migrate;
 mod progress;
 mod smp;
 mod timers;
@@ -29,6 +30,7 @@ Examples:
   chronovisor lab clocks --vcpus 1,4 --json
   chronovisor lab smp --vcpus 16 --numa 4      bring-up of 16 vCPUs in 4 nodes, by calibration method
   chronovisor lab timers --stress              1 ms ticks of each timer, idle host and busy host
+  chronovisor lab migrate --count 1000         moves a reading guest 1000 times under each policy
   scripts/nested chronovisor lab clocks        the same on stock KVM in an emulator
 
 Needs /dev/kvm; without it the exit code is 4.";
@@ -37,6 +39,7 @@ Needs /dev/kvm; without it the exit code is 4.";
 enum Experiment {
     Clocks(clocks::Args),
     Smp(smp::Args),
+    Migrate(migrate::Args),
     Timers(timers::Args),
 }
 
@@ -49,6 +52,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     match args.experiment {
         Experiment::Clocks(args) => clocks::run(&args),
         Experiment::Smp(args) => smp::run(&args),
+        Experiment::Migrate(args) => migrate::run(&args),
         Experiment::Timers(args) => timers::run(&args),
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod agreement;
 pub mod clocks;
+pub mod migrate;
 mod seeds;
 pub mod smp;
 pub mod timers;

@@ -1,0 +1,169 @@
+//! `chronovisor lab migrate`.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use chronovisor_lab::experiment::migrate::{self, Options, Policy, Report};
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::exit::Exit;
+use crate::output;
+use crate::provenance::Provenance;
+
+/// Moves a guest that reads every clock from VM to VM, and counts the steps back that its vCPUs see
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// vCPUs, all of which read
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    vcpus: u32,
+    /// Moves under each policy
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    count: u32,
+    /// What the guest's clocks do during the downtime; all of them if not given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    policy: Vec<PolicyName>,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PolicyName {
+    /// They stand
+    Stop,
+    /// They go on
+    Advance,
+    /// Counter and pvclock go on, reference time stands
+    PerEncoding,
+}
+
+/// The JSON document.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Document {
+    schema: &'static str,
+    provenance: Provenance,
+    #[serde(flatten)]
+    report: Report,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
+    let backend = super::open()?;
+    let policies = args.policy.iter().map(|policy| match policy {
+        PolicyName::Stop => Policy::Stop,
+        PolicyName::Advance => Policy::Advance,
+        PolicyName::PerEncoding => Policy::PerEncoding,
+    });
+    let policies = if args.policy.is_empty() {
+        Policy::ALL.to_vec()
+    } else {
+        policies.collect()
+    };
+    let options = Options {
+        vcpus: args.vcpus,
+        count: args.count,
+        run: Duration::from_millis(10),
+        policies,
+    };
+    let progress = Progress::start();
+    let report = migrate::run(&backend, &options, &mut |what, share| {
+        progress.at(what, share)
+    })
+    .map_err(super::not_possible)?;
+    drop(progress);
+    let exit = if report.holds() {
+        Exit::Done
+    } else {
+        Exit::Fault
+    };
+    let provenance = super::provenance(&backend);
+    if args.json {
+        output::json(&Document {
+            schema: "chronovisor/lab-migrate/1",
+            provenance,
+            report,
+        })?;
+    } else {
+        output::text(&render(&provenance, &report))?;
+    }
+    Ok(exit)
+}
+
+fn render(provenance: &Provenance, report: &Report) -> String {
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{}; {}; {} vCPUs; destination: {}\n",
+        provenance.backend, provenance.cpu, report.vcpus, report.destination
+    );
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "policy",
+        "moves",
+        "live updates",
+        "mean downtime ms",
+        "longest ms",
+        "state bytes",
+        "largest TSC jump",
+    ]);
+    for moves in &report.moves {
+        table.add_row([
+            name(moves.policy).to_owned(),
+            moves.count.to_string(),
+            moves.live_updates.to_string(),
+            format!("{:.2}", moves.mean_downtime_ms),
+            format!("{:.2}", moves.longest_downtime_ms),
+            moves.state_bytes.to_string(),
+            moves.largest_tsc_jump.to_string(),
+        ]);
+    }
+    right(&mut table, 1..=6);
+    let _ = writeln!(text, "{table}\n");
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "policy",
+        "clock",
+        "reads",
+        "steps back",
+        "largest step us",
+        "largest gap us",
+    ]);
+    for row in &report.rows {
+        table.add_row([
+            name(row.policy).to_owned(),
+            row.clock.to_owned(),
+            row.reads.to_string(),
+            row.steps_back.to_string(),
+            format!("{:.1}", row.largest_step_us),
+            format!("{:.1}", row.largest_gap_us),
+        ]);
+    }
+    right(&mut table, 2..=5);
+    let verdict = if report.holds() {
+        "No clock of ours stepped back."
+    } else {
+        "A CLOCK STEPPED BACK."
+    };
+    let _ = writeln!(text, "{table}\n{verdict}");
+    text
+}
+
+const fn name(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Stop => "stop",
+        Policy::Advance => "advance",
+        Policy::PerEncoding => "per-encoding",
+    }
+}
+
+fn right(table: &mut Table, columns: std::ops::RangeInclusive<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}

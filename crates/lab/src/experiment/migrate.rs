@@ -1,0 +1,316 @@
+//! `lab migrate`: a guest that reads every clock on every vCPU is updated, paused, saved, and goes on in another VM.
+//!
+//! Each move saves the clocks with `chronovisor-host`'s migration module, adjusts them to the destination by the policy, and
+//! restores them there. Where KVM honours a TSC offset, the destination's counter stands elsewhere, so that the raw TSC jumps;
+//! where it does not, the destination counts at another nominal rate, so that every page is re-based and rescaled.
+
+mod destination;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chronovisor_host::migration::Policy as HostPolicy;
+use chronovisor_host::partition_clock::Change;
+use schemars::JsonSchema;
+use serde::Serialize;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{GuestCounter, Place, Progress};
+use crate::LabError;
+use crate::backend::Backend;
+use crate::clocks::Clocks;
+use crate::contract::{Job, STOP_WORD_GPA, experiment, record, row};
+use crate::machine::{Devices, Machine, Setup};
+use crate::pages::GuestPages;
+
+use destination::{Moved, Shift};
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// vCPUs, all of which read.
+    pub vcpus: u32,
+    /// Moves under each policy.
+    pub count: u32,
+    /// How long the guest runs between two moves.
+    pub run: Duration,
+    /// Policies.
+    pub policies: Vec<Policy>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            vcpus: 2,
+            count: 20,
+            run: Duration::from_millis(10),
+            policies: Policy::ALL.to_vec(),
+        }
+    }
+}
+
+/// What the guest's clocks do during the downtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// They stand.
+    Stop,
+    /// They go on.
+    Advance,
+    /// Counter and pvclock go on, reference time stands.
+    PerEncoding,
+}
+
+impl Policy {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Stop, Self::Advance, Self::PerEncoding];
+
+    const fn of_host(self) -> HostPolicy {
+        match self {
+            Self::Stop => HostPolicy::Stop,
+            Self::Advance => HostPolicy::Advance,
+            Self::PerEncoding => HostPolicy::PerEncoding,
+        }
+    }
+}
+
+/// One clock under one policy.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Row {
+    /// The policy.
+    pub policy: Policy,
+    /// The clock.
+    pub clock: &'static str,
+    /// Whether it has to be continuous. The raw TSC is shown for comparison: it jumps where its offset is honoured.
+    pub must_hold: bool,
+    /// Reads, all vCPUs together.
+    pub reads: u64,
+    /// Reads that were less than what some vCPU read before.
+    pub steps_back: u64,
+    /// The largest such step, in us.
+    pub largest_step_us: f64,
+    /// The largest advance between two reads of one vCPU, in us: preemption, an update, or a move's downtime.
+    pub largest_gap_us: f64,
+}
+
+/// The moves under one policy.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Moves {
+    /// The policy.
+    pub policy: Policy,
+    /// How many.
+    pub count: u32,
+    /// Updates of all pages while the guest ran.
+    pub live_updates: u32,
+    /// The mean downtime, in ms.
+    pub mean_downtime_ms: f64,
+    /// The longest, in ms.
+    pub longest_downtime_ms: f64,
+    /// Size of the saved clock state of the VM, in bytes.
+    pub state_bytes: usize,
+    /// The largest jump of the guest's counter at a move, in TSC ticks: 0 where the offset cannot be set.
+    pub largest_tsc_jump: u64,
+}
+
+/// All that `lab migrate` found.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// Where.
+    pub place: Place,
+    /// vCPUs.
+    pub vcpus: u32,
+    /// The guest's TSC rate in Hz.
+    pub tsc_hz: u64,
+    /// How the destination differs from the source.
+    pub destination: &'static str,
+    /// Moves.
+    pub moves: Vec<Moves>,
+    /// Clocks.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// No clock of ours went back.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.rows
+            .iter()
+            .all(|row| !row.must_hold || row.steps_back == 0)
+    }
+}
+
+/// Moves a guest `options.count` times under each policy.
+///
+/// # Errors
+///
+/// [`LabError`] if the guest dies or a step of a move fails.
+pub fn run(
+    backend: &Backend,
+    options: &Options,
+    progress: Progress<'_>,
+) -> Result<Report, LabError> {
+    let mut report = Report {
+        place: Place::of(backend),
+        vcpus: options.vcpus,
+        tsc_hz: 0,
+        destination: "",
+        moves: Vec::new(),
+        rows: Vec::new(),
+    };
+    let all = f64::from(u32::try_from(options.policies.len()).unwrap_or(1) * options.count.max(1));
+    for (index, &policy) in (0_u32..).zip(&options.policies) {
+        under_policy(backend, options, policy, &mut report, &mut |done| {
+            progress(
+                &format!("{policy:?}"),
+                f64::from(index * options.count + done) / all,
+            );
+        })?;
+    }
+    Ok(report)
+}
+
+fn under_policy(
+    backend: &Backend,
+    options: &Options,
+    policy: Policy,
+    report: &mut Report,
+    progress: &mut dyn FnMut(u32),
+) -> Result<(), LabError> {
+    let setup = Setup::new(options.vcpus);
+    let mut machine = Machine::new(
+        backend,
+        &setup,
+        &Job::new(experiment::MIGRATE, u64::from(options.vcpus)),
+    )?;
+    let counter = GuestCounter::of(&machine)?;
+    let pages = GuestPages::new(machine.memory().clone());
+    let mut clocks = Arc::new(Clocks::start(
+        options.vcpus,
+        counter.rate,
+        counter.offset,
+        pages,
+    )?);
+    let mut moves = Moves {
+        policy,
+        count: options.count,
+        live_updates: 0,
+        mean_downtime_ms: 0.0,
+        longest_downtime_ms: 0.0,
+        state_bytes: 0,
+        largest_tsc_jump: 0,
+    };
+    let mut downtime = Duration::ZERO;
+    let devices = |clocks: &Arc<Clocks>| -> Arc<dyn Devices> { Arc::<Clocks>::clone(clocks) };
+    let mut running = machine.start(&devices(&clocks));
+    for index in 0..options.count {
+        progress(index);
+        std::thread::sleep(options.run / 2);
+        // All pages at once, under the readers' eyes: once to a rate 1 % lower and once back.
+        let rate = clocks.lock().clock().rate();
+        if let Some(other) = rate.checked_scale(99, 100) {
+            clocks.update(Change::Frequency(other))?;
+            clocks.update(Change::Frequency(rate))?;
+            moves.live_updates += 2;
+        }
+        std::thread::sleep(options.run / 2);
+        let start = Instant::now();
+        let stopped = machine.stop(running)?;
+        if stopped
+            .ended
+            .iter()
+            .any(|ended| ended.end != crate::machine::End::Stopped)
+        {
+            return Err(LabError::Guest(stopped.trouble()));
+        }
+        let moved: Moved = destination::move_to(
+            backend,
+            &setup,
+            machine,
+            &clocks,
+            counter,
+            policy.of_host(),
+            Shift::of(index),
+        )?;
+        machine = moved.machine;
+        clocks = Arc::new(moved.clocks);
+        moves.state_bytes = moved.state_bytes;
+        moves.largest_tsc_jump = moves.largest_tsc_jump.max(moved.tsc_jump);
+        report.destination = moved.destination;
+        running = machine.start(&devices(&clocks));
+        let took = start.elapsed();
+        downtime += took;
+        moves.longest_downtime_ms = moves.longest_downtime_ms.max(took.as_secs_f64() * 1000.0);
+    }
+    std::thread::sleep(options.run);
+    machine
+        .memory()
+        .write_obj(1_u64, GuestAddress(STOP_WORD_GPA))
+        .map_err(|error| LabError::Memory {
+            what: format!("the stop word: {error}"),
+        })?;
+    let run = machine.finish(running, Duration::from_secs(20))?;
+    if !run.is_done() {
+        return Err(LabError::Guest(run.trouble()));
+    }
+    moves.mean_downtime_ms = downtime.as_secs_f64() * 1000.0 / f64::from(options.count.max(1));
+    report.moves.push(moves);
+    report.tsc_hz = counter.rate.rounded_hz();
+    report.rows.extend(rows(&machine, policy, report.tsc_hz)?);
+    Ok(())
+}
+
+/// (number, name, must hold)
+const CLOCKS: &[(u32, &str, bool)] = &[
+    (row::REFERENCE_TSC_PAGE, "reference-tsc-page", true),
+    (row::REFERENCE_COUNTER_MSR, "reference-counter-msr", true),
+    (row::PVCLOCK_PAGE_OURS, "pvclock-page-ours", true),
+    (row::SCHED_CLOCK_PAGE, "sched-clock-page", true),
+    (row::RDTSC, "raw tsc", false),
+];
+
+#[allow(clippy::cast_precision_loss, reason = "microseconds for the eye")]
+fn rows(machine: &Machine, policy: Policy, tsc_hz: u64) -> Result<Vec<Row>, LabError> {
+    let reports = machine.reports()?;
+    let mut rows = Vec::new();
+    for &(number, clock, must_hold) in CLOCKS {
+        let unit_us = match number {
+            row::PVCLOCK_PAGE_OURS => 1e-3,
+            row::RDTSC => 1e6 / tsc_hz as f64,
+            _ => 0.1,
+        };
+        let mut row = Row {
+            policy,
+            clock,
+            must_hold,
+            reads: 0,
+            steps_back: 0,
+            largest_step_us: 0.0,
+            largest_gap_us: 0.0,
+        };
+        for one in reports.iter().flat_map(|report| &report.records) {
+            let [clock, count, largest] = one.values;
+            if clock != u64::from(number) {
+                continue;
+            }
+            let us = largest as f64 * unit_us;
+            match one.kind {
+                record::MIGRATE_STEPS => {
+                    row.steps_back += count;
+                    row.largest_step_us = row.largest_step_us.max(us);
+                }
+                record::MIGRATE_GAP => {
+                    row.reads += count;
+                    row.largest_gap_us = row.largest_gap_us.max(us);
+                }
+                _ => {}
+            }
+        }
+        if row.reads == 0 {
+            return Err(LabError::Guest(format!(
+                "no vCPU read {clock}: the guest's report is not complete"
+            )));
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}

@@ -12,6 +12,7 @@ pub mod noise;
 pub mod queue;
 pub mod runner;
 pub mod scenario;
+pub mod timeline;
 pub mod watch;
 pub mod world;
 pub mod world_time;

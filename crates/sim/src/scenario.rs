@@ -22,6 +22,7 @@
 //! None.
 
 pub mod lapic_spikes;
+pub mod smp_boot;
 mod text;
 
 use schemars::JsonSchema;
@@ -33,11 +34,18 @@ use crate::runner::Units;
 pub use text::{ScenarioError, kind_of, parse};
 
 /// The built-in scenarios: name, one line about it, and its TOML.
-pub const BUILTIN: &[Builtin] = &[Builtin {
-    name: lapic_spikes::NAME,
-    about: "a guest's 1 ms timer under our policies and five historical models, idle and stressed, after up to 30 days",
-    toml: include_str!("scenario/lapic-spikes.toml"),
-}];
+pub const BUILTIN: &[Builtin] = &[
+    Builtin {
+        name: lapic_spikes::NAME,
+        about: "a guest's 1 ms timer under our policies and five historical models, idle and stressed, after up to 30 days",
+        toml: include_str!("scenario/lapic-spikes.toml"),
+    },
+    Builtin {
+        name: smp_boot::NAME,
+        about: "16 and 32 CPUs brought up: every one calibrates its delay loop, copies it from a sibling, or is told",
+        toml: include_str!("scenario/smp-boot.toml"),
+    },
+];
 
 /// A scenario that comes with the program.
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@ mod kind;
 mod lapic_spikes;
 mod merge;
 mod progress;
+mod smp_boot;
 mod table;
 
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! Which scenarios there are: the one place that names each type.
 
-use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes};
+use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes, smp_boot};
 
 use super::Options;
 use super::merge::{self, Part};
@@ -10,12 +10,14 @@ use crate::exit::Exit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     LapicSpikes,
+    SmpBoot,
 }
 
 impl Kind {
     pub(super) fn of_name(name: &str) -> Option<Self> {
         match name {
             lapic_spikes::NAME => Some(Self::LapicSpikes),
+            smp_boot::NAME => Some(Self::SmpBoot),
             _ => None,
         }
     }
@@ -35,12 +37,14 @@ impl Kind {
     pub(super) fn simulate(self, text: &str, options: &Options) -> anyhow::Result<Exit> {
         match self {
             Self::LapicSpikes => super::simulate::<lapic_spikes::LapicSpikes>(text, options),
+            Self::SmpBoot => super::simulate::<smp_boot::SmpBoot>(text, options),
         }
     }
 
     pub(super) fn merge(self, parts: Vec<Part>, options: &merge::Args) -> anyhow::Result<Exit> {
         match self {
             Self::LapicSpikes => merge::merge::<lapic_spikes::LapicSpikes>(parts, options),
+            Self::SmpBoot => merge::merge::<smp_boot::SmpBoot>(parts, options),
         }
     }
 }

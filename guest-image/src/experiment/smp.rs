@@ -15,7 +15,6 @@ static LPJ: [AtomicU64; MAX_VCPUS as usize] = [const { AtomicU64::new(0) }; MAX_
 
 /// A calibration as Linux does it when the counter is the delay's clock: so many rounds, each of HZ/100 jiffies.
 const ROUNDS: u64 = 5;
-
 /// Argument 0: how an AP gets its value; 1: HZ; 2: NUMA nodes; 3: the preset, for which the host knows the rate.
 pub fn run(job: &Job) {
     let [how, hz, nodes, preset, ..] = job.argument;
@@ -72,7 +71,8 @@ fn sibling(me: u64, nodes: u64, cpus: u64) -> Option<u64> {
         .map(|cpu| LPJ[cpu as usize].load(Ordering::Acquire))
 }
 
-/// Counts TSC ticks over jiffies of the reference clock: the mean of the rounds that were not disturbed.
+/// Counts TSC ticks over jiffies of the reference clock: the mean of the rounds that were not disturbed, or the least
+/// disturbed one.
 ///
 /// As in a kernel, a round counts only if its two edges were seen closely enough: the shortest and the longest span that
 /// they allow differ by less than an eighth.
@@ -94,7 +94,8 @@ fn calibrate(hz: u64) -> u64 {
         }
     };
     let span = (hz / 100).max(1);
-    let (mut sum, mut good, mut last) = (0, 0, 0);
+    let (mut sum, mut good) = (0, 0);
+    let (mut narrowest, mut fallback) = (u64::MAX, 0);
     for _ in 0..ROUNDS {
         let before = ordered_tsc();
         let now = jiffies();
@@ -102,11 +103,15 @@ fn calibrate(hz: u64) -> u64 {
         let (end_before, end_after) = edge(now + span, start_after);
         let shortest = end_before.saturating_sub(start_after);
         let longest = end_after.saturating_sub(start_before);
-        last = (shortest + (longest - shortest) / 2) / span;
-        if longest - shortest <= longest / 8 {
-            sum += last;
+        let doubt = longest - shortest;
+        let found = (shortest + doubt / 2) / span;
+        if doubt < narrowest {
+            (narrowest, fallback) = (doubt, found);
+        }
+        if doubt <= longest / 8 {
+            sum += found;
             good += 1;
         }
     }
-    if good > 0 { sum / good } else { last }
+    if good > 0 { sum / good } else { fallback }
 }

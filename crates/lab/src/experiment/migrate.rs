@@ -229,7 +229,7 @@ fn under_policy(
             &clocks,
             counter,
             policy.of_host(),
-            Shift::of(index),
+            Shift::of(index, counter.rate),
         )?;
         machine = moved.machine;
         clocks = Arc::new(moved.clocks);

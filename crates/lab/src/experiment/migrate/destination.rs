@@ -29,13 +29,14 @@ pub(super) enum Shift {
 }
 
 impl Shift {
-    /// Another one for each move: ahead and behind in turn, from 3 million to 3 billion ticks.
-    pub(super) fn of(index: u32) -> Self {
-        let ticks = 3_000_000 * u64::from(index % 1000 + 1);
+    /// Another one for each move: 8 s ahead and 4 s behind in turn. That is more than any pause takes, so the raw counter
+    /// goes back at every other move, and less than what it gained before, so it never passes 0.
+    pub(super) fn of(index: u32, rate: Hertz) -> Self {
+        let second = rate.rounded_hz();
         if index.is_multiple_of(2) {
-            Self::Ahead(ticks)
+            Self::Ahead(second.saturating_mul(8))
         } else {
-            Self::Behind(ticks)
+            Self::Behind(second.saturating_mul(4))
         }
     }
 

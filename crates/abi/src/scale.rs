@@ -198,9 +198,12 @@ impl PvclockScale {
         } else {
             delta.as_ticks() >> (self.shift.unsigned_abs() & 63)
         };
+        if cfg!(target_pointer_width = "64") {
+            // One multiplication between the counter and the time: floor(shifted * mul * 2^32 / 2^64).
+            return Nanos::from_ns(mul_high(shifted, widen(self.mul) << 32));
+        }
         // 64 bits times 32 bits in two halves; each product fits 64 bits and so does the sum.
-        let (high, low, mul) = (shifted >> 32, shifted & 0xffff_ffff, widen(self.mul));
-        Nanos::from_ns(high * mul + ((low * mul) >> 32))
+        Nanos::from_ns(mul_32(shifted, self.mul))
     }
 
     /// The counter's rate that this multiplier stands for, `10^9 * 2^(32 - shift) / mul`: exact, or below it by less than 2^-61 of it
@@ -306,6 +309,12 @@ pub const fn mul_high(a: u64, b: u64) -> u64 {
     } else {
         mul_limbs(a, b).0
     }
+}
+
+/// `a * mul >> 32` for 32-bit guests, from two products of 32-bit limbs.
+const fn mul_32(a: u64, mul: u32) -> u64 {
+    let (high, low, mul) = (a >> 32, a & 0xffff_ffff, widen(mul));
+    high * mul + ((low * mul) >> 32)
 }
 
 /// The product of two 64-bit numbers as `(high, low)`, from four products of 32-bit limbs: for 32-bit guests, whose

@@ -70,11 +70,10 @@ impl Observation {
     #[inline]
     fn new(contents: Contents, tsc: Tsc) -> Result<Self, PvclockError> {
         let scale = contents.scale()?;
-        let delta = tsc.wrapping_delta(contents.tsc_timestamp);
         let delta = if tsc.is_before(contents.tsc_timestamp) {
             TscDelta::ZERO
         } else {
-            delta
+            tsc.wrapping_delta(contents.tsc_timestamp)
         };
         // wrapping: the interface counts modulo 2^64 ns.
         let time = contents.system_time.wrapping_add(scale.nanos(delta));

@@ -205,6 +205,14 @@ proptest! {
         prop_assert_eq!(mul_high(a, b), high);
     }
 
+    /// The same for pvclock's 64 by 32 bits: floor(a * mul / 2^32).
+    #[test]
+    fn the_halves_equal_the_wide_multiply(a: u64, mul: u32) {
+        let exact = (u128::from(a) * u128::from(mul)) >> 32;
+        prop_assert_eq!(u128::from(mul_32(a, mul)), exact);
+        prop_assert_eq!(u128::from(mul_high(a, u64::from(mul) << 32)), exact);
+    }
+
     /// mul has 32 significant bits and is within its stated error, for any rate from 1 kHz to 10 THz, whole or not.
     #[test]
     fn pvclock_multipliers_are_within_their_bounds(n in 1_000_000_u64..10_000_000_000_000_000, d in 1_u64..1000) {

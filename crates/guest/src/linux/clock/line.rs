@@ -25,8 +25,20 @@ pub(crate) struct Line {
 /// The line's value `delta` ticks behind its anchor, modulo 2^64 ns; rounded down. The whole hot path's arithmetic.
 #[inline]
 pub(crate) fn evaluate(base_ns: u64, delta: u64, shift: u32, mul: u64) -> u64 {
-    // wrapping, both: the base is modulo 2^64, and the limit that each reader tests keeps the shifted distance below 2^64.
-    base_ns.wrapping_add(mul_high(delta.wrapping_shl(shift), mul))
+    // A branch that is predicted, not a shift by 0 on the path from the counter to the time, which `rdtscp` waits for at the next read.
+    let delta = if shift == 0 {
+        delta
+    } else {
+        shifted(delta, shift)
+    };
+    base_ns.wrapping_add(mul_high(delta, mul)) // wrapping: the base is modulo 2^64.
+}
+
+/// The distance for a counter at or below 1 GHz; the limit that each reader tests keeps it below 2^64.
+#[cold]
+#[inline(never)]
+fn shifted(delta: u64, shift: u32) -> u64 {
+    delta.wrapping_shl(shift) // wrapping: shifts are below 64, which a reader's torn copy may not be.
 }
 
 impl Line {

@@ -132,7 +132,9 @@ impl Count {
 
     /// Takes the progress as `progress` modulo `period`: the grid of a new period keeps the present count.
     pub(super) fn wrap_progress(&mut self, period: u128) {
-        self.progress %= period;
+        if self.progress >= period {
+            self.progress %= period;
+        }
         self.since_interrupt = period;
     }
 

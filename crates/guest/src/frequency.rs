@@ -10,6 +10,7 @@
 //! | Hyper-V MSR 0x40000022 | Hz | one Hz |
 //! | pvclock multiplier and shift | 32 bits, made from whole kHz by KVM | one unit of the multiplier, and one kHz |
 //! | reference TSC page | 57 bits and more | one unit of the multiplier, and what its publisher knew |
+//! | VMClock page | a period of 64 bits | its own maximum error, where it states one |
 //!
 //! All channels of one virtual machine describe one counter. Where two differ by more than both can be off, one of them is wrong: typically a host's CPUID leaf that leaks into a
 //! guest whose counter is scaled.
@@ -48,6 +49,7 @@ use chronovisor_abi::pvclock::Contents;
 use chronovisor_abi::quantity::{Hertz, Ppb};
 use chronovisor_abi::reference_tsc::Parameters;
 use chronovisor_abi::scale::ScaleError;
+use chronovisor_abi::vmclock;
 
 /// Where a rate was stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +66,8 @@ pub enum Channel {
     Pvclock,
     /// The reference TSC page.
     ReferencePage,
+    /// A VMClock page.
+    Vmclock,
 }
 
 impl fmt::Display for Channel {
@@ -75,6 +79,7 @@ impl fmt::Display for Channel {
             Self::HypervMsr => "MSR 0x40000022",
             Self::Pvclock => "pvclock",
             Self::ReferencePage => "reference TSC page",
+            Self::Vmclock => "VMClock page",
         })
     }
 }
@@ -197,6 +202,29 @@ impl Estimate {
             channel: Channel::ReferencePage,
             rate,
             bound: sum(own, granularity.bound(rate)),
+        })
+    }
+}
+
+impl Estimate {
+    /// From a VMClock page's period. A page without a maximum error of the period promises nothing: its bound is that of the period's form.
+    /// `None` for a period of 0 or a rate that no counter has.
+    #[must_use]
+    pub fn from_vmclock(page: &vmclock::Contents) -> Option<Self> {
+        let shift = u32::from(page.period_shift);
+        let period = u128::from(page.period_frac_sec);
+        // f = 2^(64 + shift) / period
+        let rate = Hertz::from_ratio_floor(1_u128.checked_shl(64 + shift)?, period)?;
+        let stated = page.flags.contains(vmclock::Flags::PERIOD_MAXERROR_VALID);
+        let off = if stated {
+            u128::from(page.period_maxerror)
+        } else {
+            0
+        };
+        Some(Self {
+            channel: Channel::Vmclock,
+            rate,
+            bound: relative(off + 1, period),
         })
     }
 }

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`counter`] | what is the counter now, in which order, on which CPU |
 //! | [`pvclock`], [`reference_tsc`] | what does the hypervisor's page say the time is |
+//! | [`vmclock`] | what time of day is it, how far can that be off, was this machine moved or copied |
 //! | [`guard`] | how does it stay monotonic where CPUs disagree |
 //! | [`sched_clock`] | how does a scheduler's clock go on over suspend, hibernation and migration |
 //! | [`frequency`] | how fast is the counter, by which channel, to which error |
@@ -38,6 +39,7 @@ pub mod pvclock;
 pub mod reference_tsc;
 pub mod sched_clock;
 pub mod select;
+pub mod vmclock;
 
 #[cfg(all(feature = "std", target_os = "linux", not(loom)))]
 pub mod linux;

@@ -2,6 +2,7 @@
 //!
 //! - [`pages`] finds them, on old and new kernels, and learns which are present without a signal handler.
 //! - [`time_data`] reads the kernel's own counter, multiplier and mode from the time page.
+//! - [`vmclock`] maps the page of a `/dev/vmclockN`.
 //! - [`clock`] has [`Clock`], the fastest clock that stays right in this virtual machine.
 //! - [`getcpu`] is a counter with CPU number for processors without `rdtscp`.
 //! - [`os_clock`] are the operating system's clocks, by vDSO and by system call.
@@ -13,5 +14,6 @@ pub mod os_clock;
 pub mod pages;
 pub mod presence;
 pub mod time_data;
+pub mod vmclock;
 
 pub use clock::Clock;

@@ -103,6 +103,38 @@ fn d65_a_leaf_of_the_hosts_disagrees_with_the_guests_own_clock() {
     );
 }
 
+/// A period states its rate to 20 digits, and its page how far that can be off.
+#[test]
+fn a_period_states_its_rate_and_its_error() {
+    let rate = hz(2_600_000_000);
+    let period = vmclock::Period::of(rate).unwrap();
+    let page = vmclock::Contents {
+        period_frac_sec: period.frac_sec,
+        period_shift: period.shift,
+        period_maxerror: period.frac_sec / 1_000_000,
+        ..vmclock::Contents::default()
+    };
+    let silent = Estimate::from_vmclock(&page).unwrap();
+    assert_eq!(
+        (silent.rate.rounded_hz(), silent.bound),
+        (2_600_000_000, Ppb::from_femto(1))
+    );
+    let flags = vmclock::Flags::PERIOD_MAXERROR_VALID;
+    let stated = Estimate::from_vmclock(&vmclock::Contents { flags, ..page }).unwrap();
+    // 1 ppm and the period's own last digit, rounded up.
+    assert_eq!(stated.bound, Ppb::from_femto(1_000_000_001));
+    assert_eq!(Estimate::from_vmclock(&vmclock::Contents::default()), None);
+    for period_shift in [64, 255] {
+        assert_eq!(
+            Estimate::from_vmclock(&vmclock::Contents {
+                period_shift,
+                ..page
+            }),
+            None
+        );
+    }
+}
+
 #[test]
 fn zeros_state_nothing() {
     assert_eq!(Estimate::from_nominal(Leaf::ZERO), None);

@@ -1,6 +1,7 @@
 //! The subcommands, a file each.
 
 mod bench;
+pub(crate) mod check;
 mod lab;
 mod sim;
 
@@ -11,6 +12,7 @@ use crate::exit::Exit;
 /// What the program can do.
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Check(check::Args),
     Bench(bench::Args),
     Lab(lab::Args),
     Sim(sim::Args),
@@ -24,6 +26,7 @@ impl Command {
     /// What stopped it; [`crate::exit::report`] turns that into words and an exit code.
     pub(crate) fn run(self) -> anyhow::Result<Exit> {
         match self {
+            Self::Check(args) => check::run(&args),
             Self::Bench(args) => bench::run(&args),
             Self::Lab(args) => lab::run(args),
             Self::Sim(args) => sim::run(args),

@@ -7,12 +7,11 @@ mod command;
 mod exit;
 mod output;
 mod provenance;
+mod render;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-
-use exit::Exit;
 
 /// The clock of a virtual machine, end to end.
 ///
@@ -29,11 +28,14 @@ use exit::Exit;
 struct Cli {
     #[command(subcommand)]
     command: Option<command::Command>,
+    #[command(flatten)]
+    check: command::check::Args,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   chronovisor                        check this machine's clocks
+  dmesg | chronovisor check --from - diagnose a log from anywhere
   chronovisor lab clocks             measure each clock inside a real guest on /dev/kvm
 
 Exit codes:
@@ -43,7 +45,11 @@ Exit codes:
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match cli.command.map_or(Ok(Exit::Done), command::Command::run) {
+    let done = match cli.command {
+        Some(command) => command.run(),
+        None => command::check::run(&cli.check),
+    };
+    match done {
         Ok(exit) => exit.into(),
         Err(error) => exit::report(&error).into(),
     }

@@ -8,6 +8,7 @@ pub mod evidence;
 pub mod finding;
 pub mod forensics;
 pub mod intake;
+pub mod report;
 mod rules;
 
 pub use code::{Code, Severity};

@@ -25,7 +25,7 @@ mod watchdog;
 
 use crate::evidence::Evidence;
 use crate::finding::Finding;
-pub(crate) use facts::Facts;
+pub(crate) use facts::{BootFacts, Facts};
 
 /// The findings of every rule.
 pub(crate) fn apply(evidence: &Evidence) -> Vec<Finding> {

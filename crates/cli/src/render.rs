@@ -1,0 +1,3 @@
+//! How results look to a person.
+
+pub(crate) mod check;

@@ -3,6 +3,7 @@
 mod healthy;
 mod hostile;
 mod real;
+mod threads;
 
 use std::cell::Cell;
 use std::vec::Vec;

@@ -11,6 +11,7 @@
 //! | pvclock multiplier and shift | 32 bits, made from whole kHz by KVM | one unit of the multiplier, and one kHz |
 //! | reference TSC page | 57 bits and more | one unit of the multiplier, and what its publisher knew |
 //! | VMClock page | a period of 64 bits | its own maximum error, where it states one |
+//! | the kernel's time data | the multiplier of its vDSO | 500 ppm, by which a time daemon may steer it |
 //!
 //! All channels of one virtual machine describe one counter. Where two differ by more than both can be off, one of them is wrong: typically a host's CPUID leaf that leaks into a
 //! guest whose counter is scaled.
@@ -68,6 +69,8 @@ pub enum Channel {
     ReferencePage,
     /// A VMClock page.
     Vmclock,
+    /// The multiplier with which the kernel's vDSO reads the TSC.
+    KernelTimeData,
 }
 
 impl fmt::Display for Channel {
@@ -80,6 +83,7 @@ impl fmt::Display for Channel {
             Self::Pvclock => "pvclock",
             Self::ReferencePage => "reference TSC page",
             Self::Vmclock => "VMClock page",
+            Self::KernelTimeData => "kernel time data",
         })
     }
 }

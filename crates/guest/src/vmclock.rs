@@ -224,6 +224,12 @@ impl<'a, C: Counter> VmclockPage<'a, C> {
         self.page.read(self.tries, || self.counter.read())
     }
 
+    /// The page's sequence as it stands: it changes with each update.
+    #[must_use]
+    pub fn sequence(&self) -> u32 {
+        self.page.sequence()
+    }
+
     /// The markers; also from a page that carries no time.
     ///
     /// # Errors

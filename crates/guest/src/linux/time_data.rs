@@ -22,9 +22,11 @@
 //!
 //! Linux `include/vdso/datapage.h`, `kernel/time/vsyscall.c`.
 
-use chronovisor_abi::quantity::Hertz;
+use chronovisor_abi::quantity::{Hertz, Ppb};
 use chronovisor_abi::seqlock::sync::{AtomicU32, Ordering};
 use chronovisor_abi::seqlock::{self, OddWhileUpdating};
+
+use crate::frequency::{Channel, Estimate};
 
 /// The page as 32-bit words, each an atomic.
 pub(crate) type Words = [AtomicU32; 1024];
@@ -71,6 +73,17 @@ impl TimeData {
             1_000_000_000_u128.checked_mul(scale)?,
             u128::from(self.mult),
         )
+    }
+
+    /// The TSC's rate as the kernel has it, to within the 500 ppm by which a time daemon may steer the multiplier; `None` if the kernel does not read the TSC.
+    #[must_use]
+    pub fn estimate(&self) -> Option<Estimate> {
+        let rate = self.frequency().filter(|_| self.mode == ClockMode::TSC)?;
+        Some(Estimate {
+            channel: Channel::KernelTimeData,
+            rate,
+            bound: Ppb::from_ppb_saturating(500_000),
+        })
     }
 
     fn is_possible(&self) -> bool {
@@ -219,6 +232,15 @@ mod tests {
             assert_eq!(data.max_cycles, max_cycles.then_some(0x257a_3c32_32d0));
             // 10^9 * 2^24 / 6452775 = 2600000155.0..
             assert_eq!(data.frequency().map(Hertz::rounded_hz), Some(2_600_000_155));
+            assert_eq!(
+                data.estimate().map(|e| (e.rate, e.channel)),
+                data.frequency().map(|rate| (rate, Channel::KernelTimeData))
+            );
+            let on_pvclock = TimeData {
+                mode: ClockMode::PVCLOCK,
+                ..data
+            };
+            assert_eq!(on_pvclock.estimate(), None);
             assert_eq!(found.mode_word().load(Ordering::Relaxed), 1);
         }
     }

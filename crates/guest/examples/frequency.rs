@@ -25,12 +25,13 @@ fn main() {
         Ok(pages) => {
             match pages.pvclock() {
                 Ok(page) => {
-                    let seen = page
-                        .reader(Ordered::detect(), StableBit::Advertised)
-                        .observe();
-                    let estimate =
-                        |contents| Estimate::from_pvclock(contents, Granularity::Kilohertz).ok();
-                    estimates.extend(seen.ok().and_then(|seen| estimate(&seen.contents)));
+                    let reader = page.reader(Ordered::detect(), StableBit::Advertised);
+                    if let Ok(seen) = reader.observe() {
+                        estimates.extend(Estimate::from_pvclock(
+                            &seen.contents,
+                            Granularity::Kilohertz,
+                        ));
+                    }
                 }
                 Err(error) => eprintln!("no pvclock channel: {error}"),
             }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clock_guest;
 pub mod guest_machine;
 pub mod historical_lapic;
 pub mod host_lapic;
@@ -9,6 +10,7 @@ pub mod host_machine;
 pub mod lapic_timer;
 pub mod line;
 pub mod noise;
+pub mod oracle;
 pub mod queue;
 pub mod runner;
 pub mod scenario;

@@ -11,7 +11,7 @@
 //!
 //! # Migration
 //!
-//! See the scenario `migration`.
+//! See [`migration`].
 //!
 //! # Caveats
 //!
@@ -22,6 +22,7 @@
 //! None.
 
 pub mod lapic_spikes;
+pub mod migration;
 pub mod smp_boot;
 mod text;
 
@@ -39,6 +40,11 @@ pub const BUILTIN: &[Builtin] = &[
         name: lapic_spikes::NAME,
         about: "a guest's 1 ms timer under our policies and five historical models, idle and stressed, after up to 30 days",
         toml: include_str!("scenario/lapic-spikes.toml"),
+    },
+    Builtin {
+        name: migration::NAME,
+        about: "machines that migrate once each, among hosts with other counters: backward steps, largest step, loss or gain of every clock",
+        toml: include_str!("scenario/migration.toml"),
     },
     Builtin {
         name: smp_boot::NAME,

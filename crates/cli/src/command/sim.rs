@@ -4,6 +4,7 @@ mod document;
 mod kind;
 mod lapic_spikes;
 mod merge;
+mod migration;
 mod progress;
 mod smp_boot;
 mod table;

@@ -1,6 +1,6 @@
 //! Which scenarios there are: the one place that names each type.
 
-use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes, smp_boot};
+use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes, migration, smp_boot};
 
 use super::Options;
 use super::merge::{self, Part};
@@ -10,6 +10,7 @@ use crate::exit::Exit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     LapicSpikes,
+    Migration,
     SmpBoot,
 }
 
@@ -17,6 +18,7 @@ impl Kind {
     pub(super) fn of_name(name: &str) -> Option<Self> {
         match name {
             lapic_spikes::NAME => Some(Self::LapicSpikes),
+            migration::NAME => Some(Self::Migration),
             smp_boot::NAME => Some(Self::SmpBoot),
             _ => None,
         }
@@ -37,6 +39,7 @@ impl Kind {
     pub(super) fn simulate(self, text: &str, options: &Options) -> anyhow::Result<Exit> {
         match self {
             Self::LapicSpikes => super::simulate::<lapic_spikes::LapicSpikes>(text, options),
+            Self::Migration => super::simulate::<migration::Migration>(text, options),
             Self::SmpBoot => super::simulate::<smp_boot::SmpBoot>(text, options),
         }
     }
@@ -44,6 +47,7 @@ impl Kind {
     pub(super) fn merge(self, parts: Vec<Part>, options: &merge::Args) -> anyhow::Result<Exit> {
         match self {
             Self::LapicSpikes => merge::merge::<lapic_spikes::LapicSpikes>(parts, options),
+            Self::Migration => merge::merge::<migration::Migration>(parts, options),
             Self::SmpBoot => merge::merge::<smp_boot::SmpBoot>(parts, options),
         }
     }

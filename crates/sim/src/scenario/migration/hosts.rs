@@ -1,0 +1,95 @@
+//! Hosts of this scenario: a counter, a TAI, and what they can do.
+
+use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Tsc, TscDelta};
+use chronovisor_host::migration::{HostPair, Ratio};
+use chronovisor_host::partition_clock::Counter;
+
+use super::parameters::{HostKind, Parameters};
+use crate::line::{Line, Slope};
+use crate::noise::Noise;
+use crate::world_time::WorldTime;
+
+/// TAI when the world began: 2026-12-01, in ns since 1970.
+pub(super) const EPOCH_TAI_NS: u64 = 1_796_083_237_000_000_000;
+/// The longest uptime of a host: 30 days.
+const HOST_UPTIME_S: u64 = 30 * 86_400;
+
+/// A host.
+pub(super) struct Host<'a> {
+    pub(super) kind: &'a HostKind,
+    pub(super) rate: Hertz,
+    tsc: Line,
+    /// TAI as this host has it, less the true one, in ns.
+    tai_error_ns: i64,
+    tai_bound: Nanos,
+}
+
+impl<'a> Host<'a> {
+    /// A host of any kind, up for any time; `None` for a kind that cannot be.
+    pub(super) fn draw(parameters: &'a Parameters, noise: &mut Noise) -> Option<Self> {
+        let last = u64::try_from(parameters.hosts.len()).ok()? - 1;
+        let kind = &parameters.hosts[usize::try_from(noise.uniform(0..=last)).ok()?];
+        let either_way = |bound: u64, noise: &mut Noise| {
+            let drawn = i64::try_from(noise.uniform(0..=2 * bound)).unwrap_or(0);
+            drawn - i64::try_from(bound).unwrap_or(0)
+        };
+        let crystal = either_way(u64::from(parameters.crystal_ppb), noise);
+        let rate = Hertz::from_hz(kind.tsc_hz)?;
+        let slope = Slope::of_counter(rate, Ppb::from_ppb_saturating(crystal))?;
+        let up = noise.uniform(0..=HOST_UPTIME_S.saturating_mul(kind.tsc_hz));
+        Some(Self {
+            kind,
+            rate,
+            tsc: Line::new(WorldTime::ZERO, up, slope),
+            tai_error_ns: either_way(parameters.tai_error_ns, noise),
+            tai_bound: Nanos::from_ns(parameters.tai_error_ns),
+        })
+    }
+
+    /// The host's counter.
+    pub(super) const fn tsc(&self, now: WorldTime) -> Tsc {
+        Tsc::from_ticks(self.tsc.at(now))
+    }
+
+    /// The first instant at which the host's counter is `tsc` or more.
+    pub(super) fn when(&self, tsc: Tsc) -> WorldTime {
+        self.tsc.first_reaching(tsc.as_ticks())
+    }
+
+    /// Counter and TAI at one instant, as the VMM reads them.
+    pub(super) fn pair(&self, now: WorldTime) -> HostPair {
+        let tai = true_tai_ns(now).saturating_add_signed(self.tai_error_ns);
+        HostPair {
+            host_tsc: self.tsc(now),
+            tai: Nanos::from_ns(tai),
+            error: self.tai_bound,
+        }
+    }
+
+    pub(super) const fn counter(&self) -> Counter {
+        if self.kind.invariant {
+            Counter::Invariant
+        } else {
+            Counter::Varying
+        }
+    }
+}
+
+/// True TAI in whole ns since 1970.
+pub(super) const fn true_tai_ns(now: WorldTime) -> u64 {
+    EPOCH_TAI_NS + now.floor_ns()
+}
+
+/// A guest's counter on a host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GuestCounter {
+    pub(super) ratio: Ratio,
+    pub(super) offset: TscDelta,
+}
+
+impl GuestCounter {
+    /// The guest's counter where the host's is `host`.
+    pub(super) fn at(&self, host: Tsc) -> Tsc {
+        self.ratio.scale(host).wrapping_add(self.offset) // wrapping: the counter itself wraps.
+    }
+}

@@ -6,8 +6,12 @@ mod kvm;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chronovisor_host::partition_clock::Change;
+use chronovisor_lab::clocks::Clocks;
 use chronovisor_lab::contract::{Job, experiment, hostile, status};
+use chronovisor_lab::experiment::GuestCounter;
 use chronovisor_lab::machine::{Devices, End, Machine, NoDevices, Run, Setup};
+use chronovisor_lab::pages::GuestPages;
 
 fn run(how: u64, seed: u64, steps: u64, patience: Duration) -> Option<Run> {
     let backend = kvm::open()?;
@@ -67,5 +71,42 @@ fn refused_msrs_and_unknown_ports_end_in_nothing() {
             return;
         };
         assert!(run.is_done(), "{}", run.trouble());
+    }
+}
+
+/// The host's own clocks behind a guest that writes anything to any of their registers, and over their pages while the host
+/// updates them.
+#[test]
+fn the_clocks_survive_a_guest_that_writes_anything() {
+    let Some(backend) = kvm::open() else { return };
+    for (how, seed) in [
+        (hostile::MSRS, 1),
+        (hostile::MSRS, 2),
+        (hostile::PAGES, 3),
+        (hostile::PAGES, 4),
+    ] {
+        let job = Job {
+            argument: [how, seed, 400, 0, 0, 0, 0],
+            ..Job::new(experiment::HOSTILE, 1)
+        };
+        let mut machine = Machine::new(&backend, &Setup::new(1), &job).unwrap();
+        let counter = GuestCounter::of(&machine).unwrap();
+        let pages = GuestPages::new(machine.memory().clone());
+        let clocks = Arc::new(Clocks::start(1, counter.rate, counter.offset, pages).unwrap());
+        let devices: Arc<dyn Devices> = Arc::<Clocks>::clone(&clocks);
+        let running = machine.start(&devices);
+        for percent in [99, 100, 98, 100] {
+            let rate = counter.rate.checked_scale(percent, 100).unwrap();
+            clocks.update(Change::Frequency(rate)).unwrap();
+            clocks.update(Change::Rebase).unwrap();
+        }
+        let before = clocks.lock().clock().pvclock_at(clocks.guest_tsc());
+        let run = machine.finish(running, PATIENCE).unwrap();
+        assert!(run.is_done(), "{}", run.trouble());
+        let after = clocks.lock().clock().pvclock_at(clocks.guest_tsc());
+        assert!(
+            after > before,
+            "the partition's own time went on: {before:?} {after:?}"
+        );
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::agreement::{self, Agreement};
+use super::agreement;
 use super::{GuestCounter, Place, Progress, SeedRow, seeds};
 use crate::LabError;
 use crate::backend::{Backend, Kind};
@@ -22,6 +22,7 @@ use crate::machine::{Devices, End, Machine, Run, Setup};
 use crate::pages::GuestPages;
 use crate::report::VcpuReport;
 
+pub use super::agreement::Agreement;
 pub use ratios::Ratio;
 
 /// What to measure.

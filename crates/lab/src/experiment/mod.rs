@@ -1,6 +1,7 @@
 //! The experiments, a file each.
 
 pub mod agreement;
+pub mod all;
 pub mod clocks;
 pub mod migrate;
 mod seeds;
@@ -67,6 +68,16 @@ pub struct Place {
 }
 
 impl Place {
+    /// In a few words.
+    #[must_use]
+    pub fn short(&self) -> String {
+        if self.cpu == "real" {
+            self.backend.to_owned()
+        } else {
+            format!("{}, emulated CPU", self.backend)
+        }
+    }
+
     /// Where `backend` is.
     #[must_use]
     pub fn of(backend: &Backend) -> Self {

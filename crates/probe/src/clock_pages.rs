@@ -3,9 +3,10 @@
 use chronovisor_abi::pvclock::Contents;
 use chronovisor_diagnose::evidence::{Part, PvclockRecord, ReferencePage, VdsoData};
 use chronovisor_guest::counter::Ordered;
+use chronovisor_guest::frequency::Estimate;
 use chronovisor_guest::linux::os_clock::ClockId;
-use chronovisor_guest::linux::pages::{HypervPage, KernelPages, PageError, PvclockPage};
-use chronovisor_guest::linux::time_data::ClockMode;
+use chronovisor_guest::linux::pages::{HypervPage, KernelPages, PvclockPage};
+use chronovisor_guest::linux::time_data::{ClockMode, TimeData};
 use chronovisor_guest::pvclock::{PvclockError, StableBit};
 
 use crate::bracket::Sandwich;
@@ -23,6 +24,8 @@ pub struct Pages {
     pub hyperv: Result<HypervPage, String>,
     /// What the vDSO reads.
     pub vdso: Part<VdsoData>,
+    /// The TSC's rate as the vDSO has it.
+    pub kernel_rate: Option<Estimate>,
 }
 
 impl Pages {
@@ -30,27 +33,33 @@ impl Pages {
     #[must_use]
     pub fn find() -> Self {
         match KernelPages::find() {
-            Ok(pages) => Self {
-                pvclock: pages.pvclock().map_err(|why| why.to_string()),
-                hyperv: pages.hyperv().map_err(|why| why.to_string()),
-                vdso: Part::from_result(vdso(&pages)),
-            },
+            Ok(pages) => {
+                let data = time_data(&pages);
+                Self {
+                    pvclock: pages.pvclock().map_err(|why| why.to_string()),
+                    hyperv: pages.hyperv().map_err(|why| why.to_string()),
+                    kernel_rate: data.as_ref().ok().and_then(TimeData::estimate),
+                    vdso: Part::from_result(data.as_ref().map(vdso)),
+                }
+            }
             Err(why) => Self {
                 pvclock: Err(why.to_string()),
                 hyperv: Err(why.to_string()),
                 vdso: Part::NotReadable(why.to_string()),
+                kernel_rate: None,
             },
         }
     }
 }
 
-fn vdso(pages: &KernelPages) -> Result<VdsoData, String> {
-    let data = pages
-        .time_data()
-        .map_err(|why: PageError| why.to_string())?
-        .read()
-        .ok_or("the kernel was writing the time data page at every look")?;
-    Ok(VdsoData {
+fn time_data(pages: &KernelPages) -> Result<TimeData, String> {
+    let page = pages.time_data().map_err(|why| why.to_string())?;
+    page.read()
+        .ok_or_else(|| "the kernel was writing the time data page at every look".to_owned())
+}
+
+fn vdso(data: &TimeData) -> VdsoData {
+    VdsoData {
         mode: match data.mode {
             ClockMode::NONE => "none".to_owned(),
             ClockMode::TSC => "tsc".to_owned(),
@@ -61,7 +70,7 @@ fn vdso(pages: &KernelPages) -> Result<VdsoData, String> {
         mult: data.mult,
         shift: data.shift,
         implied: data.frequency().map(as_hz),
-    })
+    }
 }
 
 /// The pvclock record at one end of a window.

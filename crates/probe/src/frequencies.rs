@@ -23,6 +23,10 @@ pub struct Sources<'a> {
     pub pvclock: Option<&'a PvclockRecord>,
     /// The live Hyper-V page.
     pub reference_page: Option<&'a ReferencePage>,
+    /// The VMClock page's period.
+    pub vmclock: Option<Estimate>,
+    /// The multiplier with which the vDSO reads the TSC.
+    pub kernel: Option<Estimate>,
     /// The counter against `CLOCK_MONOTONIC_RAW`.
     pub measured: Option<&'a MeasuredRate>,
 }
@@ -34,6 +38,8 @@ pub fn channels(sources: Sources<'_>) -> Vec<FrequencyChannel> {
         identity,
         pvclock,
         reference_page,
+        vmclock,
+        kernel,
         measured,
     } = sources;
     let hypervisor = identity
@@ -68,6 +74,8 @@ pub fn channels(sources: Sources<'_>) -> Vec<FrequencyChannel> {
             };
             Estimate::from_reference_page(&line, granularity(identity)).ok()
         }),
+        vmclock,
+        kernel,
     ];
     let stated = |counter: &'static str| move |estimate: Estimate| declared(&estimate, counter);
     of_tsc
@@ -93,6 +101,8 @@ fn declared(estimate: &Estimate, counter: &str) -> FrequencyChannel {
         Channel::HypervMsr => "hyperv-msr",
         Channel::Pvclock => "pvclock",
         Channel::ReferencePage => "reference-page",
+        Channel::Vmclock => "vmclock",
+        Channel::KernelTimeData => "kernel-time-data",
     };
     FrequencyChannel {
         channel: channel.to_owned(),
@@ -173,6 +183,8 @@ mod tests {
             identity: &identity,
             pvclock: None,
             reference_page: Some(&page),
+            vmclock: None,
+            kernel: None,
             measured: None,
         });
         let told: Vec<_> = channels
@@ -227,6 +239,8 @@ mod tests {
                 scale: Some(0),
                 ..ReferencePage::default()
             }),
+            vmclock: None,
+            kernel: None,
             measured: None,
         });
         assert_eq!(none, []);

@@ -53,6 +53,7 @@ pub fn survey(options: &Options) -> Evidence {
     let pages = Pages::find();
     let first = Ends::take(&pages);
     let identity = identity::identity(&ThisProcessor);
+    let vmclock = vmclock::first();
     let mut evidence = Evidence {
         origin: Origin::Live,
         current_clocksource: clocksource("current_clocksource"),
@@ -61,7 +62,7 @@ pub fn survey(options: &Options) -> Evidence {
         privileges: identity::privileges(&identity),
         reference: reference::reference(),
         vdso: pages.vdso.clone(),
-        vmclock: vmclock::page(),
+        vmclock: Part::from_result(vmclock.as_ref().map(|seen| seen.page.clone())),
         cpu_lines: proc_captures::cpu_lines(),
         ..Evidence::default()
     };
@@ -113,6 +114,8 @@ pub fn survey(options: &Options) -> Evidence {
             .reference_page
             .seen()
             .and_then(|pages| pages.first()),
+        vmclock: vmclock.ok().and_then(|seen| seen.rate),
+        kernel: pages.kernel_rate,
         measured: measured.as_ref(),
     }));
     evidence.identity = Part::Seen(identity);

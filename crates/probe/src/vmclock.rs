@@ -2,29 +2,23 @@
 //!
 //! # Practice
 //!
-//! The device is mapped, read-only; a page without a valid header is refused with the reason. Time and its bound are told only if the page's
-//! counter is this one, its status says that it is set, and its time is UTC, or TAI with a valid offset.
+//! The device's page is read by `chronovisor_guest::vmclock`; what is not readable is refused with the reason. Time and its bound are told only if
+//! the page has a time for this counter and can say UTC.
 //!
 //! # References
 //!
 //! VMClock specification (UAPI.13); Linux `include/uapi/linux/vmclock-abi.h`, `drivers/ptp/ptp_vmclock.c`.
 
-// Why unsafe: a device's page is mapped and becomes a reference.
-#![allow(unsafe_code)]
-
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::AsRawFd;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
 
-use chronovisor_abi::quantity::{Hertz, Nanos, Tsc};
-use chronovisor_abi::seqlock::DEFAULT_TRIES;
-use chronovisor_abi::vmclock::{Contents, Flags, PAGE_BYTES, Page, TimeType};
-use chronovisor_diagnose::evidence::{Part, VmclockPage};
+use chronovisor_abi::quantity::Nanos;
+use chronovisor_diagnose::evidence::VmclockPage;
 use chronovisor_guest::counter::{Counter, Ordered};
+use chronovisor_guest::frequency::Estimate;
 use chronovisor_guest::linux::os_clock::ClockId;
-use chronovisor_guest::linux::presence::is_readable;
+use chronovisor_guest::linux::vmclock::VmclockDevice;
+use chronovisor_guest::vmclock::{Observation, VmclockPage as Reader};
 
 use crate::bracket::Sandwich;
 use crate::rate::as_hz;
@@ -32,17 +26,29 @@ use crate::rate::as_hz;
 /// Reads of which the narrowest is kept.
 const TRIES: u32 = 40;
 
+/// What one device's page says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// The page as evidence.
+    pub page: VmclockPage,
+    /// The counter's rate by the page's period.
+    pub rate: Option<Estimate>,
+}
+
 /// The first VMClock page of this machine that can be read.
-#[must_use]
-pub fn page() -> Part<VmclockPage> {
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn first() -> Result<Seen, String> {
     let mut reason = "no /dev/vmclock device".to_owned();
     for device in devices() {
         match read(&device) {
-            Ok(page) => return Part::Seen(page),
+            Ok(seen) => return Ok(seen),
             Err(why) => reason = why,
         }
     }
-    Part::NotReadable(reason)
+    Err(reason)
 }
 
 fn devices() -> Vec<PathBuf> {
@@ -67,113 +73,50 @@ fn devices() -> Vec<PathBuf> {
 /// # Errors
 ///
 /// Why it cannot be read, with the device's name.
-pub fn read(device: &Path) -> Result<VmclockPage, String> {
-    let named = |why: String| format!("{}: {why}", device.display());
-    let mapping = File::open(device)
-        .and_then(|file| Mapping::of(&file))
-        .map_err(|why| named(why.to_string()))?;
-    describe(device, mapping.page()).map_err(named)
+pub fn read(device: &Path) -> Result<Seen, String> {
+    let mapped = VmclockDevice::open(device).map_err(|why| why.to_string())?;
+    mapped
+        .clock(Ordered::detect())
+        .map_err(|why| why.to_string())
+        .and_then(|page| describe(device, &page))
+        .map_err(|why| format!("{}: {why}", device.display()))
 }
 
-fn describe(device: &Path, page: &Page) -> Result<VmclockPage, String> {
-    let constants = page.constants().map_err(|why| why.to_string())?;
-    let counter = Ordered::detect();
-    let (contents, tsc) = page
-        .read(DEFAULT_TRIES, || counter.read())
-        .map_err(|why| why.to_string())?;
-    let mut found = VmclockPage {
+fn describe<C: Counter>(device: &Path, page: &Reader<'_, C>) -> Result<Seen, String> {
+    let (contents, _) = page.contents().map_err(|why| why.to_string())?;
+    let utc = || page.observe().ok().as_ref().and_then(utc_ns);
+    // The sandwich tells the page minus the wall clock.
+    let wall = Sandwich::narrowest(TRIES, utc, || ClockId::REALTIME.now());
+    let observed = page.observe().ok();
+    let rate = Estimate::from_vmclock(&contents);
+    let page = VmclockPage {
         device: device.display().to_string(),
         seq_count: page.sequence(),
         disruption_marker: contents.disruption_marker,
         clock_status: contents.status.0,
-        counter: frequency(&contents).map(as_hz),
-        ..VmclockPage::default()
+        counter: rate.map(|estimate| as_hz(estimate.rate)),
+        offset_ns: wall.and_then(|wall| i64::try_from(-wall.offset().0).ok()),
+        max_error_ns: observed
+            .and_then(|seen| seen.bounds.maximum)
+            .map(Nanos::as_ns),
     };
-    if contents.check(&constants).is_ok() {
-        let utc = || {
-            let (contents, tsc) = page.read(DEFAULT_TRIES, || counter.read()).ok()?;
-            utc_at(&contents, constants.time_type, tsc)
-        };
-        let wall = Sandwich::narrowest(TRIES, utc, || ClockId::REALTIME.now());
-        // The sandwich tells the page minus the wall clock.
-        found.offset_ns = wall.and_then(|wall| i64::try_from(-wall.offset().0).ok());
-        found.max_error_ns = contents.bounds_at(tsc).maximum.map(Nanos::as_ns);
-    }
-    Ok(found)
+    Ok(Seen { page, rate })
 }
 
-/// UTC in ns since 1970 by the page; `None` if its time is of another kind, or TAI without a valid offset.
-fn utc_at(contents: &Contents, time_type: TimeType, tsc: Tsc) -> Option<Nanos> {
-    let time = contents.time_at(tsc).ok()?;
-    let utc = match time_type {
-        TimeType::UTC => time,
-        TimeType::TAI if contents.flags.contains(Flags::TAI_OFFSET_VALID) => {
-            time.checked_sub_secs(contents.tai_offset_sec)?
-        }
-        _ => return None,
-    };
+/// UTC in ns since 1970; `None` if the page cannot tell it.
+fn utc_ns(seen: &Observation) -> Option<Nanos> {
+    let utc = seen.utc()?;
     utc.sec
         .checked_mul(1_000_000_000)?
         .checked_add(u64::from(utc.subsec_nanos()))
         .map(Nanos::from_ns)
 }
 
-/// f = 2^(64 + shift) / period
-fn frequency(contents: &Contents) -> Option<Hertz> {
-    let numerator = 1_u128.checked_shl(64 + u32::from(contents.period_shift))?;
-    Hertz::from_ratio_floor(numerator, u128::from(contents.period_frac_sec))
-}
-
-/// A mapped page, unmapped when dropped.
-struct Mapping(NonNull<Page>);
-
-impl Mapping {
-    fn of(file: &File) -> io::Result<Self> {
-        let length = size_of::<Page>();
-        // SAFETY: a fresh mapping at an address that the kernel chooses, of an open file, read-only.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let mapping = NonNull::new(address.cast())
-            .map(Self)
-            .ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        // A device or file shorter than a page would raise SIGBUS at the first read.
-        if is_readable(address.addr())? {
-            Ok(mapping)
-        } else {
-            Err(io::Error::other("there is nothing behind the mapping"))
-        }
-    }
-
-    fn page(&self) -> &Page {
-        const { assert!(size_of::<Page>() == PAGE_BYTES as usize && align_of::<Page>() <= 4096) };
-        // SAFETY: the mapping is a whole page, aligned as pages are, readable and present (`of`), and lives as long as `self`; `Page` is atomics, for
-        // which any bytes are valid, and is only loaded from.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping that `of` made, of this length, to which no reference is left.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<Page>()) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chronovisor_abi::vmclock::{ClockStatus, Constants, Period};
+    use chronovisor_abi::quantity::Hertz;
+    use chronovisor_abi::vmclock::{ClockStatus, Constants, Contents, Flags, Page, Period};
     use std::io::Write;
 
     /// A page that says: at the counter's value now it is the wall clock's time plus `ahead_sec`, in TAI.
@@ -206,9 +149,14 @@ mod tests {
         page
     }
 
+    fn described(page: &Page) -> VmclockPage {
+        let reader = Reader::open(page, Ordered::detect()).unwrap();
+        describe(Path::new("/dev/vmclock0"), &reader).unwrap().page
+    }
+
     #[test]
     fn a_page_tells_offset_bound_and_rate() {
-        let found = describe(Path::new("/dev/vmclock0"), &page(5, |_| {})).unwrap();
+        let found = described(&page(5, |_| {}));
         assert_eq!(
             (
                 found.disruption_marker,
@@ -238,7 +186,7 @@ mod tests {
             ),
             ("no TAI offset", |contents| contents.flags = Flags::NONE),
         ] {
-            let found = describe(Path::new("x"), &page(0, change)).unwrap();
+            let found = described(&page(0, change));
             assert_eq!(
                 (found.offset_ns, found.disruption_marker),
                 (None, 7),
@@ -247,28 +195,11 @@ mod tests {
         }
     }
 
-    /// UTC = TAI - offset, not plus: 74 s would lie between the two.
-    #[test]
-    fn d90_the_tai_offset_is_taken_off() {
-        let contents = Contents {
-            flags: Flags::TAI_OFFSET_VALID,
-            tai_offset_sec: 37,
-            time_sec: 1_800_000_037,
-            period_frac_sec: 1 << 63,
-            period_shift: 31,
-            ..Contents::default()
-        };
-        let utc = |time_type| utc_at(&contents, time_type, Tsc::from_ticks(0)).map(Nanos::as_ns);
-        assert_eq!(utc(TimeType::TAI), Some(1_800_000_000_000_000_000));
-        assert_eq!(utc(TimeType::UTC), Some(1_800_000_037_000_000_000));
-        assert_eq!(utc(TimeType::MONOTONIC), None);
-    }
-
     #[test]
     fn a_file_that_is_no_page_is_refused_without_a_signal() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let why = read(file.path()).unwrap_err();
-        assert!(why.contains("nothing behind"), "an empty file: {why}");
+        assert!(why.contains("no page behind"), "an empty file: {why}");
         file.write_all(&[0x55; 4096]).unwrap();
         let why = read(file.path()).unwrap_err();
         assert!(why.contains("no VMClock page"), "{why}");

@@ -133,12 +133,12 @@ fn in_ns(clock: &Clock, units: u64, rate: Hertz) -> f64 {
 mod tests {
     use super::*;
 
-    /// The schema that is kept in the repository is the one of this program. `CHRONOVISOR_WRITE_SCHEMAS=1` writes it anew.
+    /// The schema that is kept in the repository is the one of this program. `CHRONOVISOR_WRITE=1` writes it anew.
     #[test]
     fn the_kept_schema_is_this_programs() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/bench-1.json");
         let ours = serde_json::to_string_pretty(&schemars::schema_for!(Document)).unwrap() + "\n";
-        if std::env::var_os("CHRONOVISOR_WRITE_SCHEMAS").is_some() {
+        if std::env::var_os("CHRONOVISOR_WRITE").is_some() {
             std::fs::write(path, &ours).unwrap();
         }
         assert_eq!(std::fs::read_to_string(path).unwrap_or_default(), ours);

@@ -1,5 +1,6 @@
 //! `chronovisor lab`: clocks and timers measured inside a real guest on this machine's KVM.
 
+mod all;
 mod clocks;
 mod migrate;
 mod progress;
@@ -31,12 +32,14 @@ Examples:
   chronovisor lab smp --vcpus 16 --numa 4      bring-up of 16 vCPUs in 4 nodes, by calibration method
   chronovisor lab timers --stress              1 ms ticks of each timer, idle host and busy host
   chronovisor lab migrate --count 1000         moves a reading guest 1000 times under each policy
+  chronovisor lab all                          everything, in one table
   scripts/nested chronovisor lab clocks        the same on stock KVM in an emulator
 
 Needs /dev/kvm; without it the exit code is 4.";
 
 #[derive(Subcommand)]
 enum Experiment {
+    All(all::Args),
     Clocks(clocks::Args),
     Smp(smp::Args),
     Migrate(migrate::Args),
@@ -50,6 +53,7 @@ enum Experiment {
 /// What stopped it; a missing /dev/kvm as [`NotPossibleHere`].
 pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     match args.experiment {
+        Experiment::All(args) => all::run(&args),
         Experiment::Clocks(args) => clocks::run(&args),
         Experiment::Smp(args) => smp::run(&args),
         Experiment::Migrate(args) => migrate::run(&args),

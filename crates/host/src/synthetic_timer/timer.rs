@@ -40,34 +40,43 @@ pub(super) const fn is_reached(time: RefTime, now: RefTime) -> bool {
 impl Timer {
     /// A write of CONFIG; returns the ticks that were owed and are now lost.
     pub(super) fn write_config(&mut self, value: Config, settings: &Settings, now: RefTime) -> u64 {
+        let lost = self.forget(settings);
         let mut config = value.without(Config::RESERVED);
         if settings.direct_mode == super::DirectMode::Absent {
             config = config.without(Config::DIRECT_MODE | Config::for_vector(0xff).0);
         }
         self.config = config;
-        self.start(settings, now)
+        self.start(settings, now);
+        lost
     }
 
     /// A write of COUNT; returns the ticks that were owed and are now lost.
     pub(super) fn write_count(&mut self, value: u64, settings: &Settings, now: RefTime) -> u64 {
+        let lost = self.forget(settings);
         self.count = value;
         if value == 0 {
             self.config = self.config.without(Config::ENABLED);
         } else if self.config.has(Config::AUTO_ENABLE) {
             self.config = self.config.with(Config::ENABLED);
         }
-        self.start(settings, now)
+        self.start(settings, now);
+        lost
     }
 
-    /// Cancels what runs and begins anew from the registers.
-    fn start(&mut self, settings: &Settings, now: RefTime) -> u64 {
-        let lost = u64::from(self.backlog)
+    /// Cancels what runs; returns the expiries that were owed, under the registers that made them.
+    fn forget(&mut self, settings: &Settings) -> u64 {
+        let owed = u64::from(self.backlog)
             .saturating_mul(self.stride(settings))
             .saturating_add(u64::from(self.undelivered.is_some()));
         self.backlog = 0;
         self.undelivered = None;
         self.last_signal = None;
         self.due = None;
+        owed
+    }
+
+    /// Begins anew from the registers.
+    fn start(&mut self, settings: &Settings, now: RefTime) {
         let silent = self.config.source() == 0 && !self.config.has(Config::DIRECT_MODE);
         if silent {
             self.config = self.config.without(Config::ENABLED);
@@ -79,7 +88,6 @@ impl Timer {
                 RefTime::from_100ns(self.count)
             });
         }
-        lost
     }
 
     /// Brings the timer up to `now`.
@@ -192,9 +200,13 @@ impl Timer {
         }
     }
 
-    /// The distance of two signals in 100 ns, never 0 for an armed timer.
+    /// The distance of two signals in 100 ns, never 0 for an armed timer. A period of 29 000 years or more is held there: the next due time
+    /// must lie less than 2^63 units ahead, or it would be taken for a past one.
     fn period(&self, settings: &Settings) -> u64 {
-        self.count.saturating_mul(self.stride(settings)).max(1)
+        const LONGEST: u64 = u64::MAX >> 1;
+        self.count
+            .saturating_mul(self.stride(settings))
+            .clamp(1, LONGEST)
     }
 
     /// The least distance of two signals in a catch-up, in 100 ns, rounded up; never below the minimum period nor above the period.

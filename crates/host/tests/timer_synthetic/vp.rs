@@ -1,7 +1,5 @@
 //! One virtual processor's synthetic timers with a message page, for tests.
 
-#![allow(clippy::unwrap_used, reason = "a test may")]
-
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::quantity::RefTime;

@@ -1,15 +1,13 @@
 //! The rules of Hyper-V's synthetic timers, one test each.
 
-mod timer_vp;
-
+use crate::vp::{
+    ON, PAGE, PERIODIC, SOURCE, VECTOR, Vp, at, config, count, direct, message, vectors,
+};
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::synthetic_timer::{Config, EndOfMessage, InterruptSource, TimerMessage};
 use chronovisor_host::apic::{LostTicks, Rearm};
 use chronovisor_host::synic::{EndOfInterrupt, Fault};
 use chronovisor_host::synthetic_timer::{DirectMode, Settings, VcpuTimers};
-use timer_vp::{
-    ON, PAGE, PERIODIC, SOURCE, VECTOR, Vp, at, config, count, direct, message, vectors,
-};
 
 #[test]
 fn registers_are_0_after_reset_and_four_pairs() {

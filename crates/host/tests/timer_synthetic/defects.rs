@@ -1,7 +1,6 @@
 //! Known defects of synthetic timers in the field, each as a test: the wrong behaviour must not be ours.
 
-mod timer_vp;
-
+use crate::vp::{ON, PAGE, PERIODIC, VECTOR, Vp, at, config, count, direct, message, vectors};
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::RefTime;
 use chronovisor_abi::synthetic_timer::Config;
@@ -9,7 +8,6 @@ use chronovisor_host::apic::{CatchUp, LostTicks};
 use chronovisor_host::synthetic_timer::{
     DirectMode, Presence, Settings, StateError, SyntheticTimerState, VcpuTimers,
 };
-use timer_vp::{ON, PAGE, PERIODIC, VECTOR, Vp, at, config, count, direct, message, vectors};
 
 /// A tick of 1 ms, each handled 50 us late, 1000 of them: not 50 000 us behind, but 50.
 #[test]

@@ -334,7 +334,7 @@ impl Offer {
         };
         // Linux multiplies the crystal's kHz by the numerator in 32 bits, and drops the crystal's odd Hz.
         let linux = (leaf.ecx / 1000).checked_mul(leaf.ebx);
-        if linux.is_none() || leaf.ecx % 1000 != 0 {
+        if linux.is_none() || !leaf.ecx.is_multiple_of(1000) {
             return Err(does_not_fit);
         }
         Ok(leaf)

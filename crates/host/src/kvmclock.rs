@@ -29,6 +29,7 @@ use chronovisor_abi::quantity::TscDelta;
 
 use crate::guest_memory::{GuestAddress, GuestMemory};
 use crate::partition_clock::PvclockLine;
+use crate::partition_clock::mutant::{self, Mutant};
 
 /// How a vCPU's counter stands to the partition's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -175,7 +176,9 @@ impl Publisher {
         let Some(record) = self.record(memory) else {
             return false;
         };
-        let flags = if self.stop == StopUnanswered::Yes || self.guest_flag(record) {
+        let flags = if self.stop == StopUnanswered::Yes
+            || (self.guest_flag(record) && !mutant::is(Mutant::StopFlagForgotten))
+        {
             flags.union(Flags::GUEST_STOPPED)
         } else {
             flags

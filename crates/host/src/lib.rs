@@ -9,6 +9,8 @@
 extern crate alloc;
 
 #[cfg(test)]
+extern crate self as chronovisor_host;
+#[cfg(test)]
 extern crate std;
 
 pub mod apic;
@@ -24,3 +26,9 @@ mod reference_tsc;
 pub mod synic;
 pub mod synthetic_timer;
 pub mod vmclock;
+
+#[cfg(test)]
+mod proof;
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+mod support;

@@ -82,6 +82,7 @@
 //! older formula leaves out the scaling ratios.
 
 mod adjust;
+mod bytes;
 mod codec;
 mod order;
 mod state;
@@ -90,7 +91,7 @@ pub use adjust::{
     AdjustError, Adjustments, Destination, HostPair, Policy, Promise, Ratio, ScalingHardware,
     Source, adjust,
 };
-pub use codec::{DecodeError, EncodeError};
+pub use bytes::{DecodeError, EncodeError};
 pub use order::{RESTORE_ORDER, RestoreStep};
 pub(crate) use state::ClockState;
 pub use state::{RestoreError, VcpuState, VmState};

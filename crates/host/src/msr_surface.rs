@@ -41,6 +41,7 @@
 
 mod hypercall;
 mod privileges;
+mod saved;
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -51,10 +52,9 @@ use chronovisor_abi::quantity::{Hertz, Tsc};
 
 use crate::events::{Events, NoEvents, Page};
 use crate::guest_memory::{GuestAddress, GuestMemory};
-use crate::migration::{RestoreError, VcpuState, VmState};
-use crate::partition_clock::{Config, CounterRead, PartitionClock, VcpuIndex};
+use crate::partition_clock::{CounterRead, PartitionClock, VcpuIndex};
 use crate::reenlightenment::{Emulation, Reenlightenment, Written};
-use crate::synthetic_timer::{self as timer, DirectMode, Presence, VcpuTimers, VcpuTimersState};
+use crate::synthetic_timer::{self as timer, DirectMode, Presence, VcpuTimers};
 
 pub use hypercall::{ENDBR64, INVALID_HYPERCALL_CODE, VMCALL, VMMCALL};
 pub use privileges::Privileges;
@@ -132,23 +132,6 @@ impl MsrSurface {
     }
 }
 
-impl MsrSurface {
-    /// A partition's clocks as they were saved, held until an update with [`Change::Resume`](crate::partition_clock::Change::Resume); its vCPUs
-    /// follow one by one.
-    ///
-    /// # Errors
-    ///
-    /// [`RestoreError::Rate`] if the rate cannot be published.
-    pub fn restore(
-        config: Config,
-        privileges: Privileges,
-        apic_rate: Hertz,
-        state: &VmState,
-    ) -> Result<Self, RestoreError> {
-        Self::restore_with_events(config, privileges, apic_rate, state, NoEvents)
-    }
-}
-
 /// The timers' settings that follow from the privileges.
 const fn timer_settings(privileges: Privileges) -> timer::Settings {
     let direct = privileges.hyperv_edx & hyperv::DIRECT_SYNTHETIC_TIMERS != 0;
@@ -163,29 +146,6 @@ const fn timer_settings(privileges: Privileges) -> timer::Settings {
 }
 
 impl<E: Events> MsrSurface<E> {
-    /// As [`MsrSurface::restore`], with `events` told what happens.
-    ///
-    /// # Errors
-    ///
-    /// [`RestoreError::Rate`] if the rate cannot be published.
-    pub fn restore_with_events(
-        config: Config,
-        privileges: Privileges,
-        apic_rate: Hertz,
-        state: &VmState,
-        events: E,
-    ) -> Result<Self, RestoreError> {
-        let clock = PartitionClock::from_snapshot(config, &state.clock)?;
-        let mut surface = Self::with_events(clock, privileges, apic_rate, events);
-        surface.reenlightenment = state.reenlightenment;
-        surface.hypercall = Hypercall {
-            guest_os_id: state.guest_os_id,
-            register: state.hypercall,
-        };
-        surface.invariant_control = state.invariant_control;
-        Ok(surface)
-    }
-
     /// The registers as they are at power-on, with `events` told what happens.
     #[must_use]
     pub fn with_events(
@@ -209,58 +169,6 @@ impl<E: Events> MsrSurface<E> {
             vcpus: vec![vcpu; slots].into_boxed_slice(),
             events,
         }
-    }
-
-    /// The partition's clocks at rest, for a partition whose vCPUs are paused; `now` is its counter. Every vCPU has a state of its own.
-    #[must_use]
-    pub fn save(&self, now: Tsc) -> VmState {
-        VmState {
-            clock: self.clock.snapshot(now),
-            reenlightenment: self.reenlightenment,
-            guest_os_id: self.hypercall.guest_os_id,
-            hypercall: self.hypercall.register,
-            invariant_control: self.invariant_control,
-        }
-    }
-
-    /// One vCPU's clocks and timers at rest; `None` if there is no such vCPU.
-    pub fn save_vcpu(
-        &self,
-        vcpu: VcpuIndex,
-        memory: &(impl GuestMemory + ?Sized),
-    ) -> Option<(VcpuState, VcpuTimersState)> {
-        let saved = &self.vcpus[self.index(vcpu)?];
-        let state = VcpuState {
-            record: self.clock.record_state(vcpu, memory)?,
-            assist_page: saved.assist_page,
-        };
-        Some((state, saved.timers.save()))
-    }
-
-    /// Puts one vCPU's clocks and timers back, before the clock is resumed.
-    ///
-    /// # Errors
-    ///
-    /// [`RestoreError`] if there is no such vCPU, or its timers' state contradicts itself.
-    pub fn restore_vcpu(
-        &mut self,
-        vcpu: VcpuIndex,
-        state: &VcpuState,
-        timers: &VcpuTimersState,
-    ) -> Result<(), RestoreError> {
-        let vcpus = self.clock.vcpus();
-        let no_such_vcpu = RestoreError::NoSuchVcpu { vcpu, vcpus };
-        let at = self.index(vcpu).ok_or(no_such_vcpu)?;
-        let timers = VcpuTimers::restore(timer_settings(self.privileges), timers)
-            .map_err(|reason| RestoreError::Timers { vcpu, reason })?;
-        self.clock
-            .restore_record(vcpu, state.record)
-            .ok_or(no_such_vcpu)?;
-        self.vcpus[at] = Vcpu {
-            assist_page: state.assist_page,
-            timers,
-        };
-        Ok(())
     }
 
     /// The partition's clock.

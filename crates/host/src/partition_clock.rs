@@ -42,9 +42,12 @@
 //!
 //! Hyper-V TLFS, "Partition Reference Time Enlightenment"; Linux `Documentation/virt/kvm/x86/msr.rst`.
 
+mod counter_read;
 mod exact;
+pub(crate) mod mutant;
 mod pvclock_line;
 mod reference_line;
+mod registers;
 mod saved;
 mod update;
 mod wall;
@@ -63,15 +66,17 @@ use crate::kvmclock::{self, VcpuTsc};
 use crate::reference_tsc;
 use crate::vmclock::{self, Notification, Offered, Stability};
 
+pub use counter_read::CounterRead;
 pub use exact::ExactNanos;
 pub(crate) use exact::{Master, advance};
 pub(crate) use pvclock_line::PvclockLine;
-pub(crate) use reference_line::ReferenceLine;
+pub(crate) use reference_line::{ReferenceLine, Start as ReferenceStart};
 pub(crate) use saved::RecordState;
 pub use update::{Change, OpenUpdate, Published, UpdateError};
 pub(crate) use wall::Wall;
 pub use wall::{TimeOfDay, WallClockError};
 
+use mutant::Mutant;
 use pvclock_line::Multipliers;
 
 /// A virtual processor's index, from 0; what TLFS calls the VP index.
@@ -109,19 +114,6 @@ impl Config {
             counter: Counter::Invariant,
         }
     }
-}
-
-/// What a read of the reference counter gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum CounterRead {
-    /// The counter, above every value that it gave before.
-    Time(RefTime),
-    /// The counter has not moved since its last read, or an update was published after the reading was taken: read the vCPU's TSC again until
-    /// it is at least this (less than 100 ns away), and ask again.
-    NotBefore(Tsc),
-    /// The clock of a restored partition has not been set: no vCPU may run yet.
-    Held,
 }
 
 /// What shows the partition's time.
@@ -304,62 +296,6 @@ impl PartitionClock {
             .publish(&self.master, self.wall.as_ref(), stability, memory)
     }
 
-    /// Reads the reference counter for `vcpu`, whose own TSC stands at `now`.
-    ///
-    /// Values are strictly increasing over all vCPUs, and one clock with the page: a page read before is never later, a page read
-    /// afterwards never earlier.
-    pub fn read_reference_counter(&mut self, vcpu: VcpuIndex, now: Tsc) -> CounterRead {
-        let time = match self.vcpu_reference_at(vcpu, now) {
-            Ok(time) => time,
-            Err(refusal) => return refusal,
-        };
-        match self.last_count {
-            Some(last) if time <= last => match self.reference.first_after(last, &self.master) {
-                // wrapping: the counter itself wraps.
-                Some(tsc) => CounterRead::NotBefore(tsc.wrapping_add(self.vcpu_tsc(vcpu).offset())),
-                // The end of the counter's range: nothing exceeds the last value any more.
-                None => CounterRead::Time(time),
-            },
-            _ => {
-                self.last_count = Some(time);
-                CounterRead::Time(time)
-            }
-        }
-    }
-
-    /// The reference time when `vcpu`'s own counter stands at `now`, for its timers: not strictly increasing, and nothing is remembered.
-    pub(crate) fn vcpu_reference_at(
-        &self,
-        vcpu: VcpuIndex,
-        now: Tsc,
-    ) -> Result<RefTime, CounterRead> {
-        if self.phase == Phase::Held {
-            return Err(CounterRead::Held);
-        }
-        let offset = self.vcpu_tsc(vcpu).offset();
-        let now = now.wrapping_sub(offset); // wrapping, both: the counter itself wraps.
-        if now.is_before(self.reference.since()) {
-            return Err(CounterRead::NotBefore(
-                self.reference.since().wrapping_add(offset),
-            ));
-        }
-        Ok(self.reference.at(now, &self.master))
-    }
-
-    /// The first value of `vcpu`'s own counter, from the last update on, at which the reference counter has reached `time`; `None` if that is
-    /// beyond the counter's range.
-    #[must_use]
-    pub fn reference_reached_at(&self, vcpu: VcpuIndex, time: RefTime) -> Option<Tsc> {
-        let since = self.reference.since();
-        let reached = match time.checked_sub(RefTime::from_100ns(1)) {
-            Some(before) if self.reference.at(since, &self.master) <= before => {
-                self.reference.first_after(before, &self.master)?
-            }
-            _ => since,
-        };
-        Some(reached.wrapping_add(self.vcpu_tsc(vcpu).offset())) // wrapping: the counter itself wraps.
-    }
-
     /// How `vcpu`'s counter stands to the partition's.
     #[must_use]
     pub fn vcpu_tsc(&self, vcpu: VcpuIndex) -> VcpuTsc {
@@ -373,89 +309,18 @@ impl PartitionClock {
         self.skewed == 0 && matches!(self.counter, Counter::Invariant)
     }
 
-    /// The vCPU's system-time register, MSR 0x4b564d01; 0 for a vCPU that does not exist.
-    #[must_use]
-    pub fn system_time_register(&self, vcpu: VcpuIndex) -> u64 {
-        self.record(vcpu).map_or(0, kvmclock::Publisher::register)
-    }
-
-    /// The guest's write to the vCPU's system-time register: its record shows the partition's line at once. Other records are not
-    /// touched. `false` if there is no such vCPU or the address is not reachable.
-    pub fn write_system_time_register(
-        &mut self,
-        vcpu: VcpuIndex,
-        value: u64,
-        memory: &(impl GuestMemory + ?Sized),
-    ) -> bool {
-        let (flags, phase) = (self.record_flags(), self.phase);
-        let Some(record) = usize::try_from(vcpu.0)
-            .ok()
-            .and_then(|at| self.records.get_mut(at))
-        else {
-            return false;
-        };
-        record.set_register(value);
-        if phase == Phase::Held {
-            return false;
-        }
-        record.mark(memory);
-        fence(Ordering::SeqCst); // W2 of the sequence lock: the address may hold a record that is being read
-        record.publish(&self.pvclock, flags, memory)
-    }
-
-    /// The wall-clock register, MSR 0x4b564d00.
-    #[must_use]
-    pub const fn wall_clock_register(&self) -> u64 {
-        self.wall_clock.register()
-    }
-
-    /// The guest's write to the wall-clock register, which fills the record at that address once: the time of day at which pvclock stood at 0.
-    /// `Ok(false)` if the address is not reachable.
-    ///
-    /// # Errors
-    ///
-    /// [`WallClockError`] if that time is not known or does not fit the record; the record is not touched then.
-    pub fn write_wall_clock_register(
-        &mut self,
-        value: u64,
-        memory: &(impl GuestMemory + ?Sized),
-    ) -> Result<bool, WallClockError> {
-        self.wall_clock.set_register(value);
-        let wall = self.wall.ok_or(WallClockError::Unknown)?.wall_clock()?;
-        Ok(self.wall_clock.fill(wall, memory))
-    }
-
     /// How many vCPUs there is room for.
     #[must_use]
     pub fn vcpus(&self) -> u32 {
         u32::try_from(self.records.len()).unwrap_or(u32::MAX)
     }
 
-    /// The reference TSC register, MSR 0x40000021.
-    #[must_use]
-    pub const fn reference_tsc_register(&self) -> u64 {
-        self.page.register()
-    }
-
-    /// The guest's write to the reference TSC register: the page at the new address is valid at once if the clock can be shown there. `false` if
-    /// it is not, for whichever reason.
-    pub fn write_reference_tsc_register(
-        &mut self,
-        value: u64,
-        memory: &(impl GuestMemory + ?Sized),
-    ) -> bool {
-        self.page.set_register(value);
-        self.page.mark(memory);
-        fence(Ordering::SeqCst); // W2 of the sequence lock: the address may be that of the page as it was
-        match self.page_parameters() {
-            Some(parameters) => self.page.publish(&parameters, memory),
-            None => false,
-        }
-    }
-
     /// Marks every page invalid until the next update is published: for a restored partition, before any vCPU runs.
     pub fn hold(&mut self, memory: &(impl GuestMemory + ?Sized)) {
         self.phase = Phase::Held;
+        if mutant::is(Mutant::HeldPagesStayValid) {
+            return;
+        }
         for record in &self.records {
             record.mark(memory);
         }
@@ -483,8 +348,8 @@ impl PartitionClock {
     }
 
     /// The flags of every record, but for the one that belongs to the record itself.
-    const fn record_flags(&self) -> Flags {
-        if self.is_stable() {
+    fn record_flags(&self) -> Flags {
+        if self.is_stable() || mutant::is(Mutant::StableThoughUnequal) {
             Flags::TSC_STABLE
         } else {
             Flags::NONE
@@ -493,7 +358,8 @@ impl PartitionClock {
 
     /// What the page shows, or `None` while it must not be valid.
     fn page_parameters(&self) -> Option<chronovisor_abi::reference_tsc::Parameters> {
-        if self.phase == Phase::Running && self.is_stable() {
+        let stable = self.is_stable() || mutant::is(Mutant::PageThoughUnequal);
+        if self.phase == Phase::Running && stable {
             self.reference.parameters()
         } else {
             None

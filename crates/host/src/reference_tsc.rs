@@ -23,6 +23,7 @@ use chronovisor_abi::msr::{ENABLE, PAGE_ADDRESS_MASK};
 use chronovisor_abi::reference_tsc::{Parameters, ReferenceTscPage};
 
 use crate::guest_memory::{GuestAddress, GuestMemory};
+use crate::partition_clock::mutant::{self, Mutant};
 
 /// The partition's page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +34,12 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     /// The publisher as it was saved.
-    pub(crate) const fn restored(register: u64, sequence: u32) -> Self {
+    pub(crate) fn restored(register: u64, sequence: u32) -> Self {
+        let sequence = if mutant::is(Mutant::SequenceRestarts) {
+            0
+        } else {
+            sequence
+        };
         Self { register, sequence }
     }
 
@@ -61,7 +67,7 @@ impl Publisher {
     /// Makes a marked page valid again as it was.
     pub(crate) fn reopen(&mut self, memory: &(impl GuestMemory + ?Sized)) {
         if let Some(page) = self.page(memory) {
-            self.sequence = page.publish(self.sequence);
+            self.sequence = page.publish(self.last());
         }
     }
 
@@ -75,8 +81,16 @@ impl Publisher {
             return false;
         };
         page.store(parameters);
-        self.sequence = page.publish(self.sequence);
+        self.sequence = page.publish(self.last());
         true
+    }
+
+    /// The last valid sequence, to count on from.
+    fn last(&self) -> u32 {
+        if mutant::is(Mutant::SequenceRepeats) {
+            return self.sequence.saturating_sub(1);
+        }
+        self.sequence
     }
 
     fn page<'m>(&self, memory: &'m (impl GuestMemory + ?Sized)) -> Option<&'m ReferenceTscPage> {

@@ -4,7 +4,8 @@
 //!
 //! The page's time is the master plus the distance to TAI that the VMM told last. When the VMM tells a new one the line starts at the later of
 //! its old value and the new target: the time never goes back ([`Flags::TIME_MONOTONIC`]). A line that stands ahead of its target runs slow by
-//! 1/2048 (488 ppm) until the two meet; what it is ahead counts as error meanwhile, so the bounds always hold the truth.
+//! 1/2048 (488 ppm) until the two meet, and then is re-based; if that comes late and the line is behind, it runs fast. What it is off counts as
+//! error meanwhile, so the bounds always hold the truth.
 //!
 //! # Practice
 //!
@@ -32,6 +33,7 @@ use chronovisor_abi::vmclock::{
 use chronovisor_abi::wide;
 
 use crate::guest_memory::GuestMemory;
+use crate::partition_clock::mutant::{self, Mutant};
 use crate::partition_clock::{Master, Wall, advance};
 
 /// What happened to the machine as a whole.
@@ -65,8 +67,19 @@ pub enum Notification {
     Present,
 }
 
-/// A line ahead of its target runs slow by one part in 2^11.
+/// A line ahead of its target runs slow by one part in 2^11, one behind it fast.
 const BEND_SHIFT: u32 = 11;
+/// What a line may be behind without running fast, in 2^-64 s: the cuts of the encodings.
+const HALF_NANOSECOND: i128 = (1 << 63) / 1_000_000_000;
+
+/// What a line behind its target does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CatchUp {
+    /// It steps: the target itself has moved.
+    Step,
+    /// It runs fast: it is late, and an update of another kind must not show.
+    Run,
+}
 
 /// The page's time: TAI in 2^-64 s at a counter value, and the period as the page has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +87,8 @@ pub(crate) struct Line {
     pub(crate) counter: Tsc,
     pub(crate) time: u128,
     pub(crate) period: Period,
-    /// How far the line stands ahead of its target at `counter`, in 2^-64 s.
-    pub(crate) ahead: u128,
+    /// How far the line stands ahead of its target at `counter` (behind if negative), in 2^-64 s.
+    pub(crate) ahead: i128,
 }
 
 impl Line {
@@ -95,34 +108,43 @@ impl Line {
             .wrapping_add((ticks * u128::from(self.period.frac_sec)) >> self.period.shift) // wrapping: TAI before 1970 is kept modulo 2^128
     }
 
-    fn continued(&self, now: Tsc, target: u128, rate: Hertz) -> Option<Self> {
+    fn continued(&self, now: Tsc, target: u128, rate: Hertz, catch_up: CatchUp) -> Option<Self> {
         let old = self.at(now);
         let exact = Self::first(now, target, rate)?;
         // wrapping: a distance
         let ahead = old.wrapping_sub(target).cast_signed();
-        Some(match u128::try_from(ahead) {
-            Ok(ahead) if ahead > 0 => Self {
-                time: old,
-                period: Period {
-                    frac_sec: exact.period.frac_sec - (exact.period.frac_sec >> BEND_SHIFT),
-                    ..exact.period
-                },
-                ahead,
-                ..exact
+        let bend = exact.period.frac_sec >> BEND_SHIFT;
+        let frac_sec = if ahead > 0 && !mutant::is(Mutant::VmclockGoesBack) {
+            exact.period.frac_sec - bend
+        } else if ahead < -HALF_NANOSECOND && catch_up == CatchUp::Run {
+            // A period at the very top of its range cannot grow: then the line steps after all.
+            match exact.period.frac_sec.checked_add(bend) {
+                Some(frac_sec) => frac_sec,
+                None => return Some(exact),
+            }
+        } else {
+            return Some(exact);
+        };
+        Some(Self {
+            time: old,
+            period: Period {
+                frac_sec,
+                ..exact.period
             },
-            _ => exact,
+            ahead,
+            ..exact
         })
     }
 
-    /// The counter value at which a line that runs slow has met its target.
+    /// The counter value at which a line that runs slow or fast has met its target.
     fn rebase_due(&self, rate: Hertz) -> Option<Tsc> {
         if self.ahead == 0 {
             return None;
         }
-        // ahead = ticks * (exact - period) / 2^shift
+        // |ahead| = ticks * |exact - period| / 2^shift
         let exact = Period::of(rate).ok()?;
-        let lost = u128::from(exact.frac_sec.saturating_sub(self.period.frac_sec));
-        let ticks = wide::mul_div_floor(self.ahead, 1 << self.period.shift, lost)?;
+        let bend = u128::from(exact.frac_sec.abs_diff(self.period.frac_sec));
+        let ticks = wide::mul_div_floor(self.ahead.unsigned_abs(), 1 << self.period.shift, bend)?;
         let ticks = u64::try_from(ticks).ok().filter(|ticks| *ticks < 1 << 63)?;
         Some(self.counter.wrapping_add(TscDelta::from_ticks(ticks))) // wrapping: the counter itself wraps.
     }
@@ -150,10 +172,16 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     /// Starts or continues the line at `now`; without a time of day there is none.
-    pub(crate) fn set_line(&mut self, now: Tsc, master: &Master, wall: Option<&Wall>) {
+    pub(crate) fn set_line(
+        &mut self,
+        now: Tsc,
+        master: &Master,
+        wall: Option<&Wall>,
+        catch_up: CatchUp,
+    ) {
         let target = wall.map(|wall| wall.tai_at(master.at(now)));
         self.line = target.and_then(|target| match self.line {
-            Some(old) => old.continued(now, target, master.rate()),
+            Some(old) => old.continued(now, target, master.rate(), catch_up),
             None => Line::first(now, target, master.rate()),
         });
     }
@@ -282,7 +310,12 @@ fn with_time(markers: Contents, line: &Line, master: &Master, wall: &Wall) -> Co
     } else {
         Nanos::ZERO
     };
-    let ahead = wide::mul_div_ceil(line.ahead, 1_000_000_000, 1 << 64)
+    let ahead = if mutant::is(Mutant::VmclockHidesItsError) {
+        0
+    } else {
+        line.ahead.unsigned_abs()
+    };
+    let ahead = wide::mul_div_ceil(ahead, 1_000_000_000, 1 << 64)
         .and_then(|ns| u64::try_from(ns).ok())
         .map_or(Nanos::MAX, Nanos::from_ns);
     let time_error = |error: Option<Nanos>, rate: Option<Ppb>| {
@@ -291,7 +324,7 @@ fn with_time(markers: Contents, line: &Line, master: &Master, wall: &Wall) -> Co
             error.saturating_add(grown).saturating_add(ahead).as_ns()
         })
     };
-    let bend = if line.ahead > 0 {
+    let bend = if line.ahead != 0 {
         (line.period.frac_sec >> (BEND_SHIFT - 1)).saturating_add(1)
     } else {
         0

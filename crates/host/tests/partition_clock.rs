@@ -1,5 +1,7 @@
 //! The partition clock against exact rational time.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod support;
 
 use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
@@ -72,7 +74,7 @@ proptest! {
                 }
                 let exact = clock.exact_time_at(ticks(now + later)).as_raw();
                 let p = u128::from(pvclock(&memory, 0, now + later)) << 64;
-                let r = u128::from(page(&memory, now + later)) * 100 << 64;
+                let r = (u128::from(page(&memory, now + later)) * 100) << 64;
                 prop_assert!(p <= exact + (100 << 64) && exact < p + (102 << 64));
                 prop_assert!(r <= exact + (100 << 64) && exact < r + (200 << 64), "{} {}", r >> 64, exact >> 64);
             }

@@ -5,6 +5,7 @@ use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::wide;
 
 use super::VmState;
+use crate::partition_clock::mutant::{self, Mutant};
 use crate::partition_clock::{Counter, ExactNanos};
 use crate::reenlightenment::RateChange;
 use crate::vmclock::Disruption;
@@ -252,11 +253,21 @@ pub fn adjust(
     let tsc = match policy {
         Policy::Stop => tsc_before,
         // wrapping: the counter itself wraps.
-        Policy::Advance | Policy::PerEncoding => {
-            tsc_before.wrapping_add(ticks_in(downtime, guest_rate))
-        }
+        Policy::Advance | Policy::PerEncoding => tsc_before.wrapping_add(ticks_in(
+            downtime,
+            if mutant::is(Mutant::AdvanceAtNewRate) {
+                rate
+            } else {
+                guest_rate
+            },
+        )),
     };
-    let offset = tsc.wrapping_delta(ratio.scale(destination.pair.host_tsc));
+    let host_tsc = destination.pair.host_tsc;
+    let offset = if mutant::is(Mutant::OffsetWithoutRatio) {
+        tsc.wrapping_delta(host_tsc)
+    } else {
+        tsc.wrapping_delta(ratio.scale(host_tsc))
+    };
     let followed = rate.rounded_hz() != guest_rate.rounded_hz();
     let rate_change = if followed || state.reenlightenment.emulation().is_some() {
         after
@@ -272,7 +283,7 @@ pub fn adjust(
         clock.reference.at(tsc_before, &clock.master),
     );
     let exact = clock.master.at(tsc_before);
-    if policy == Policy::Stop {
+    if policy == Policy::Stop && !mutant::is(Mutant::TaiStops) {
         let stood = ExactNanos::from_nanos(downtime);
         clock.wall = clock.wall.map(|wall| wall.stopped_for(stood));
     }
@@ -283,7 +294,7 @@ pub fn adjust(
         let advanced = clock.master.at(tsc).saturating_sub(exact);
         clock.reference = clock.reference.stopped_for(advanced);
     }
-    clock.go_on_at(tsc, rate, rate_change, policy, reference)?;
+    clock.go_on_at(tsc, rate, rate_change, policy, (pvclock, reference))?;
     clock.counter = destination.counter;
     clock.saved_at = tsc;
     clock.vmclock.disrupt(destination.arrival);

@@ -4,78 +4,21 @@
 //! magic (4) | version (2) | length of the payload (2) | payload | CRC-32 of all before (4)
 //! ```
 
-use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, RefTime, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Nanos, Ppb, RefTime, Tsc, TscDelta};
 use chronovisor_abi::reference_tsc::Parameters;
 use chronovisor_abi::scale::{PvclockScale, ReferenceScale};
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, Period, WallTime};
 
+use super::bytes::{DecodeError, EncodeError, Reader, Writer, Written, decode, encode};
 use super::state::{ClockState, VcpuState, VmState};
 use crate::kvmclock::{StopUnanswered, VcpuTsc};
 use crate::partition_clock::{
-    Counter, ExactNanos, Master, PvclockLine, ReferenceLine, TimeOfDay, Wall,
+    Counter, ExactNanos, Master, PvclockLine, ReferenceLine, ReferenceStart as Start, TimeOfDay,
+    Wall,
 };
 use crate::reenlightenment::{Emulation, Reenlightenment};
 use crate::vmclock::{Line, Notification, Offered, Outlook, Publisher};
 
-/// The buffer is too small for the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the state needs more than the buffer's {size} bytes: give MAX_BYTES")]
-pub struct EncodeError {
-    /// The buffer's size.
-    pub size: usize,
-}
-
-/// Why bytes are no state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// Fewer bytes than the header says.
-    #[error("the state is cut off at byte {at}")]
-    CutOff {
-        /// Where it ends.
-        at: usize,
-    },
-    /// The first bytes are others.
-    #[error("the bytes begin with {found:02x?}: this is no clock state")]
-    NotAState {
-        /// The first four bytes.
-        found: [u8; 4],
-    },
-    /// A version that this program does not know.
-    #[error(
-        "the state has version {found}, this program knows {}: restore it with a newer one",
-        VERSION
-    )]
-    UnknownVersion {
-        /// The version.
-        found: u16,
-    },
-    /// The checksum does not fit.
-    #[error(
-        "the state's checksum is {found:#010x}, its bytes give {computed:#010x}: it is damaged"
-    )]
-    Checksum {
-        /// What stands there.
-        found: u32,
-        /// What it should be.
-        computed: u32,
-    },
-    /// A field has a value that no save writes.
-    #[error("the state's field before byte {at} has an impossible value")]
-    ImpossibleValue {
-        /// Where the field ends.
-        at: usize,
-    },
-    /// Bytes are left over.
-    #[error("the state ends at byte {at}, but there are more bytes")]
-    LeftOver {
-        /// Where it ends.
-        at: usize,
-    },
-}
-
-const VERSION: u16 = 1;
-const HEADER_BYTES: usize = 8;
-const CHECKSUM_BYTES: usize = 4;
 const VM_MAGIC: [u8; 4] = *b"CVvm";
 const VCPU_MAGIC: [u8; 4] = *b"CVvc";
 
@@ -223,128 +166,7 @@ impl VcpuState {
     }
 }
 
-fn encode(
-    magic: [u8; 4],
-    buffer: &mut [u8],
-    body: impl FnOnce(&mut Writer<'_>) -> Result<(), EncodeError>,
-) -> Result<usize, EncodeError> {
-    let mut writer = Writer { buffer, at: 0 };
-    writer.put(&magic)?;
-    writer.put(&VERSION.to_le_bytes())?;
-    writer.put(&[0, 0])?;
-    body(&mut writer)?;
-    let length = u16::try_from(writer.at - HEADER_BYTES).unwrap_or(u16::MAX);
-    let end = writer.at;
-    writer.at = HEADER_BYTES - 2;
-    writer.put(&length.to_le_bytes())?;
-    writer.at = end;
-    let checksum = crc32(writer.buffer.get(..end).unwrap_or_default());
-    writer.put(&checksum.to_le_bytes())?;
-    Ok(writer.at)
-}
-
-fn decode<T>(
-    magic: [u8; 4],
-    bytes: &[u8],
-    body: impl FnOnce(&mut Reader<'_>) -> Result<T, DecodeError>,
-) -> Result<T, DecodeError> {
-    let mut header = Reader { bytes, at: 0 };
-    let found = header.take()?;
-    if found != magic {
-        return Err(DecodeError::NotAState { found });
-    }
-    let version = u16::from_le_bytes(header.take()?);
-    if version != VERSION {
-        return Err(DecodeError::UnknownVersion { found: version });
-    }
-    let end = HEADER_BYTES + usize::from(u16::from_le_bytes(header.take()?));
-    let checked = bytes
-        .get(..end)
-        .ok_or(DecodeError::CutOff { at: bytes.len() })?;
-    let mut trailer = Reader { bytes, at: end };
-    let (found, computed) = (u32::from_le_bytes(trailer.take()?), crc32(checked));
-    if found != computed {
-        return Err(DecodeError::Checksum { found, computed });
-    }
-    if bytes.len() > end + CHECKSUM_BYTES {
-        return Err(DecodeError::LeftOver {
-            at: end + CHECKSUM_BYTES,
-        });
-    }
-    let mut reader = Reader {
-        bytes: checked,
-        at: HEADER_BYTES,
-    };
-    let value = body(&mut reader)?;
-    if reader.at < end {
-        return Err(DecodeError::LeftOver { at: reader.at });
-    }
-    Ok(value)
-}
-
-/// CRC-32 (IEEE 802.3), bit by bit: a state has a few hundred bytes.
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
-        }
-    }
-    !crc
-}
-
-struct Writer<'a> {
-    buffer: &'a mut [u8],
-    at: usize,
-}
-
-type Written = Result<(), EncodeError>;
-
 impl Writer<'_> {
-    fn put(&mut self, bytes: &[u8]) -> Written {
-        let size = self.buffer.len();
-        let room = self.buffer.get_mut(self.at..self.at + bytes.len());
-        room.ok_or(EncodeError { size })?.copy_from_slice(bytes);
-        self.at += bytes.len();
-        Ok(())
-    }
-
-    fn u8(&mut self, value: u8) -> Written {
-        self.put(&[value])
-    }
-
-    fn u32(&mut self, value: u32) -> Written {
-        self.put(&value.to_le_bytes())
-    }
-
-    fn u64(&mut self, value: u64) -> Written {
-        self.put(&value.to_le_bytes())
-    }
-
-    fn u128(&mut self, value: u128) -> Written {
-        self.put(&value.to_le_bytes())
-    }
-
-    fn hertz(&mut self, rate: Hertz) -> Written {
-        self.u64(rate.numerator())?;
-        self.u64(rate.denominator())
-    }
-
-    fn option<T>(
-        &mut self,
-        value: Option<T>,
-        body: impl FnOnce(&mut Self, T) -> Written,
-    ) -> Written {
-        match value {
-            None => self.u8(0),
-            Some(value) => {
-                self.u8(1)?;
-                body(self, value)
-            }
-        }
-    }
-
     fn master(&mut self, master: &Master) -> Written {
         self.u64(master.base().as_ticks())?;
         self.u128(master.at(master.base()).as_raw())?;
@@ -360,11 +182,18 @@ impl Writer<'_> {
     }
 
     fn reference(&mut self, line: &ReferenceLine) -> Written {
-        self.option(line.parameters(), |to, parameters| {
-            to.u64(parameters.scale.as_raw())?;
-            to.u64(parameters.offset.cast_unsigned())
-        })?;
-        self.u64(line.floor().as_100ns())?;
+        match line.parts() {
+            Ok(parameters) => {
+                self.u8(1)?;
+                self.u64(parameters.scale.as_raw())?;
+                self.u64(parameters.offset.cast_unsigned())?;
+            }
+            Err(start) => {
+                self.u8(0)?;
+                self.u64(start.value.as_100ns())?;
+                self.u64(start.phase)?;
+            }
+        }
         self.u64(line.since().as_ticks())?;
         self.u128(line.behind().as_raw())
     }
@@ -403,72 +232,12 @@ impl Writer<'_> {
             to.u128(line.time)?;
             to.u64(line.period.frac_sec)?;
             to.u8(line.period.shift)?;
-            to.u128(line.ahead)
+            to.u128(line.ahead.cast_unsigned())
         })
     }
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let cut_off = DecodeError::CutOff {
-            at: self.bytes.len(),
-        };
-        let bytes = self.bytes.get(self.at..self.at + N).ok_or(cut_off)?;
-        self.at += N;
-        bytes.try_into().map_err(|_| cut_off)
-    }
-
-    const fn impossible(&self) -> DecodeError {
-        DecodeError::ImpossibleValue { at: self.at }
-    }
-
-    fn u8(&mut self) -> Result<u8, DecodeError> {
-        self.take().map(u8::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, DecodeError> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, DecodeError> {
-        self.take().map(u64::from_le_bytes)
-    }
-
-    fn u128(&mut self) -> Result<u128, DecodeError> {
-        self.take().map(u128::from_le_bytes)
-    }
-
-    fn flag(&mut self) -> Result<bool, DecodeError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(self.impossible()),
-        }
-    }
-
-    fn option<T>(
-        &mut self,
-        body: impl FnOnce(&mut Self) -> Result<T, DecodeError>,
-    ) -> Result<Option<T>, DecodeError> {
-        if self.flag()? {
-            body(self).map(Some)
-        } else {
-            Ok(None)
-        }
-    }
-
-    fn hertz(&mut self) -> Result<Hertz, DecodeError> {
-        let (numerator, denominator) = (self.u64()?, self.u64()?);
-        Hertz::from_ratio(u128::from(numerator), u128::from(denominator))
-            .filter(|rate| rate.numerator() == numerator)
-            .ok_or(self.impossible())
-    }
-
     fn master(&mut self) -> Result<Master, DecodeError> {
         let base = Tsc::from_ticks(self.u64()?);
         let time = ExactNanos::from_raw(self.u128()?);
@@ -489,19 +258,23 @@ impl Reader<'_> {
     }
 
     fn reference(&mut self) -> Result<ReferenceLine, DecodeError> {
-        let parameters = self.option(|from| {
+        let parts = if self.flag()? {
             Ok(Parameters {
-                scale: ReferenceScale::from_raw(from.u64()?),
-                offset: from.u64()?.cast_signed(),
+                scale: ReferenceScale::from_raw(self.u64()?),
+                offset: self.u64()?.cast_signed(),
             })
-        })?;
-        if parameters.is_some_and(|line| line.scale.as_raw() == 0) {
+        } else {
+            Err(Start {
+                value: RefTime::from_100ns(self.u64()?),
+                phase: self.u64()?,
+            })
+        };
+        if parts.is_ok_and(|line| line.scale.as_raw() == 0) {
             return Err(self.impossible());
         }
-        let floor = RefTime::from_100ns(self.u64()?);
         let since = Tsc::from_ticks(self.u64()?);
         let behind = ExactNanos::from_raw(self.u128()?);
-        Ok(ReferenceLine::from_parts(parameters, floor, since, behind))
+        Ok(ReferenceLine::from_parts(parts, since, behind))
     }
 
     fn wall(&mut self) -> Result<Wall, DecodeError> {
@@ -561,7 +334,7 @@ impl Reader<'_> {
                     counter,
                     time,
                     period,
-                    ahead: from.u128()?,
+                    ahead: from.u128()?.cast_signed(),
                 })
             })?,
         })

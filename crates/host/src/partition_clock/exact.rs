@@ -36,7 +36,6 @@ impl ExactNanos {
     #[must_use]
     pub const fn floor(self) -> Nanos {
         // The upper half of 128 bits; `as` because From is not const.
-        #[expect(clippy::cast_possible_truncation, reason = "the upper 64 of 128 bits")]
         Nanos::from_ns((self.0 >> 64) as u64)
     }
 

@@ -20,6 +20,7 @@ use chronovisor_abi::quantity::{Hertz, Nanos, Tsc, TscDelta};
 use chronovisor_abi::scale::{PvclockScale, Rounding, ScaleError};
 
 use super::exact::{self, ExactNanos, Master};
+use super::mutant::{self, Mutant};
 
 /// The three multipliers of a rate; made once, so that an update divides nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,19 @@ pub(crate) struct Multipliers {
 
 impl Multipliers {
     pub(crate) fn of(rate: Hertz) -> Result<Self, ScaleError> {
+        if mutant::is(Mutant::MultiplierCoarse) {
+            let coarse = PvclockScale::nearest(rate)?;
+            let coarse = PvclockScale::from_raw(coarse.mul() & !7, coarse.shift())?;
+            return Ok(Self {
+                slower: coarse,
+                nearest: coarse,
+                faster: coarse,
+            });
+        }
+        let rate = match Hertz::from_hz(rate.floor_hz() / 1000 * 1000) {
+            Some(cut) if mutant::is(Mutant::RateInKhz) => cut,
+            _ => rate,
+        };
         let nearest = PvclockScale::nearest(rate)?;
         let floor = PvclockScale::from_frequency(rate, Rounding::Floor)?;
         let ceil = PvclockScale::from_frequency(rate, Rounding::Ceil)?;
@@ -68,11 +82,16 @@ pub(crate) struct PvclockLine {
 impl PvclockLine {
     /// The line of a clock that starts at the master's start.
     pub(crate) fn first(master: &Master, multipliers: &Multipliers) -> Self {
+        Self::through(master.base(), master.at(master.base()).floor(), multipliers)
+    }
+
+    /// The line that shows `time` at `tsc`.
+    pub(crate) const fn through(tsc: Tsc, time: Nanos, multipliers: &Multipliers) -> Self {
         Self {
-            timestamp: master.base(),
-            time: master.at(master.base()).floor(),
+            timestamp: tsc,
+            time,
             scale: multipliers.nearest,
-            since: master.base(),
+            since: tsc,
         }
     }
 
@@ -139,13 +158,23 @@ impl PvclockLine {
         multipliers: &Multipliers,
         lead: TscDelta,
     ) -> Self {
-        let old = self.at(now);
-        let behind = master.at(now).wrapping_error(ExactNanos::from_nanos(old));
-        let (time, behind) = if behind >= ONE_NANOSECOND {
-            // wrapping: the interface counts modulo 2^64 ns.
-            (old.wrapping_add(Nanos::from_ns(1)), behind - ONE_NANOSECOND)
+        let old = if mutant::is(Mutant::PvclockJumpsToMaster) {
+            master.at(now).floor()
         } else {
-            (old, behind)
+            self.at(now)
+        };
+        let behind = master.at(now).wrapping_error(ExactNanos::from_nanos(old));
+        let (time, behind) =
+            if behind >= ONE_NANOSECOND && !mutant::is(Mutant::PvclockLosesFractions) {
+                // wrapping: the interface counts modulo 2^64 ns.
+                (old.wrapping_add(Nanos::from_ns(1)), behind - ONE_NANOSECOND)
+            } else {
+                (old, behind)
+            };
+        let behind = if mutant::is(Mutant::RunsAwayFromMaster) {
+            -behind
+        } else {
+            behind
         };
         let scale = if behind >= ONE_NANOSECOND {
             multipliers.faster
@@ -155,15 +184,30 @@ impl PvclockLine {
             multipliers.nearest
         };
         let mut timestamp = self.grid_point(now);
-        if scale.nanos(now.wrapping_delta(timestamp)) != Nanos::ZERO {
+        if mutant::is(Mutant::TimestampInFuture) {
+            timestamp = timestamp.wrapping_add(TscDelta::from_ticks(step_of(self.scale)));
+        }
+        if scale.nanos(now.wrapping_delta(timestamp)) != Nanos::ZERO
+            && !mutant::is(Mutant::TimestampInFuture)
+            || mutant::is(Mutant::TimestampOffGrid)
+        {
             // At a much lower rate the ticks back to the grid are worth a ns or more.
             timestamp = now;
         }
         // wrapping, both: the counter itself wraps, and the interface counts modulo 2^64 ns.
+        let lead = if mutant::is(Mutant::NoLead) {
+            TscDelta::ZERO
+        } else {
+            lead
+        };
         let timestamp = timestamp.wrapping_sub(whole_steps(scale, lead));
         Self {
             timestamp,
-            time: time.wrapping_sub(scale.nanos(now.wrapping_delta(timestamp))),
+            time: if mutant::is(Mutant::TimestampInFuture) {
+                time
+            } else {
+                time.wrapping_sub(scale.nanos(now.wrapping_delta(timestamp)))
+            },
             scale,
             since: now,
         }
@@ -180,9 +224,17 @@ impl PvclockLine {
         let span = exact::comparison_span(master.rate());
         let ours = ExactNanos::from_raw(span_of(self.scale, span));
         let per_span = ours.wrapping_error(exact::advance(master.rate(), span));
-        let bound = ExactNanos::from_nanos(budget).as_raw().cast_signed();
-        exact::ticks_until(self.error_at(self.since, master), per_span, span, bound)
-            .map(|ticks| self.since.wrapping_add(ticks)) // wrapping: the counter itself wraps.
+        // One ns less: a line that starts between two updates may lose it to the ticks that the shift drops.
+        let bound = budget
+            .saturating_sub(Nanos::from_ns(1))
+            .max(Nanos::from_ns(1));
+        let bound = bound.min(Nanos::from_ns(1 << 60));
+        let bound = ExactNanos::from_nanos(bound).as_raw().cast_signed();
+        exact::ticks_until(self.error_at(self.since, master), per_span, span, bound).map(|ticks| {
+            let twice = TscDelta::from_ticks(ticks.as_ticks() * 2);
+            let late = mutant::is(Mutant::RebaseTwiceAsLate);
+            self.since.wrapping_add(if late { twice } else { ticks }) // wrapping: the counter itself wraps.
+        })
     }
 
     /// The contents of a record for a counter that stands `offset` ahead of the partition's.

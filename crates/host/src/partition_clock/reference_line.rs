@@ -9,7 +9,7 @@
 //! 10^-12 is enough. A bent line runs towards the master; when it is there a re-base straightens it. A budget below the counter's own
 //! granularity of 100 ns is taken as 100 ns here.
 //!
-//! At or below 10 MHz the page has no multiplier. The MSR then shows the master itself, cut to units of 100 ns.
+//! At or below 10 MHz the page has no multiplier. The MSR then follows the master from the old line's value, cut to units of 100 ns.
 //!
 //! # References
 //!
@@ -21,6 +21,7 @@ use chronovisor_abi::scale::ReferenceScale;
 use chronovisor_abi::wide;
 
 use super::exact::{self, ExactNanos, Master};
+use super::mutant::{self, Mutant};
 
 /// The reference counter's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,21 +37,39 @@ pub(crate) struct ReferenceLine {
 enum Form {
     /// The page's formula, with the multiplier of the rate or a bent one.
     Page(Parameters),
-    /// A counter too slow for the page: the master, not below `floor`.
-    Slow {
-        /// The old line's value at `since`.
-        floor: RefTime,
-    },
+    /// A counter too slow for the page: the master's progress since `since`, from the old line's value.
+    Slow(Start),
+}
+
+/// Where a line that follows the master starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// The value there.
+    pub(crate) value: RefTime,
+    /// The fraction of a unit besides, in 2^-64 units.
+    pub(crate) phase: u64,
+}
+
+impl Start {
+    /// The start at `value` that lies as near to `target` (in 2^-64 units) as its fraction can take it.
+    fn near(value: RefTime, target: u128) -> Self {
+        let phase = target.saturating_sub(u128::from(value.as_100ns()) << 64);
+        Self {
+            value,
+            phase: u64::try_from(phase).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 impl ReferenceLine {
     /// The line of a clock that starts at the master's start.
     pub(crate) fn first(master: &Master, behind: ExactNanos) -> Self {
         let start = master.base();
-        let time = units_floor(master.at(start).saturating_sub(behind));
+        let exact = master.at(start).saturating_sub(behind);
+        let time = units_floor(exact);
         let form = match Parameters::through(start, time, master.rate()) {
             Ok(parameters) => Form::Page(parameters),
-            Err(_) => Form::Slow { floor: time },
+            Err(_) => Form::Slow(Start::near(time, units(exact))),
         };
         Self {
             form,
@@ -59,16 +78,15 @@ impl ReferenceLine {
         }
     }
 
-    /// The line with these parameters, as they were saved.
+    /// The line of the page with these parameters, or without them the one that follows the master from `start`, as they were saved.
     pub(crate) const fn from_parts(
-        parameters: Option<Parameters>,
-        floor: RefTime,
+        parts: Result<Parameters, Start>,
         since: Tsc,
         behind: ExactNanos,
     ) -> Self {
-        let form = match parameters {
-            Some(line) => Form::Page(line),
-            None => Form::Slow { floor },
+        let form = match parts {
+            Ok(line) => Form::Page(line),
+            Err(start) => Form::Slow(start),
         };
         Self {
             form,
@@ -77,17 +95,19 @@ impl ReferenceLine {
         }
     }
 
-    /// The value that a counter too slow for the page started from; 0 for others.
-    pub(crate) const fn floor(&self) -> RefTime {
+    /// What [`Self::from_parts`] takes.
+    pub(crate) const fn parts(&self) -> Result<Parameters, Start> {
         match self.form {
-            Form::Page(_) => RefTime::ZERO,
-            Form::Slow { floor } => floor,
+            Form::Page(parameters) => Ok(parameters),
+            Form::Slow(start) => Err(start),
         }
     }
 
     /// The same line for a reference counter that stood still for `time` while the master went on.
-    pub(crate) const fn stopped_for(mut self, time: ExactNanos) -> Self {
-        self.behind = self.behind.saturating_add(time);
+    pub(crate) fn stopped_for(mut self, time: ExactNanos) -> Self {
+        if !mutant::is(Mutant::ReferenceAlwaysAdvances) {
+            self.behind = self.behind.saturating_add(time);
+        }
         self
     }
 
@@ -103,7 +123,7 @@ impl ReferenceLine {
     pub(crate) const fn parameters(&self) -> Option<Parameters> {
         match self.form {
             Form::Page(parameters) => Some(parameters),
-            Form::Slow { .. } => None,
+            Form::Slow(_) => None,
         }
     }
 
@@ -111,10 +131,23 @@ impl ReferenceLine {
     pub(crate) fn at(&self, tsc: Tsc, master: &Master) -> RefTime {
         match self.form {
             Form::Page(parameters) => parameters.time_at(tsc),
-            Form::Slow { floor } => {
-                units_floor(master.at(tsc).saturating_sub(self.behind)).max(floor)
+            Form::Slow(start) => {
+                let whole = (self.progress(tsc, master) + u128::from(start.phase)) >> 64;
+                // The progress has at most 122 bits, so the whole has 58.
+                let whole = u64::try_from(whole).unwrap_or(u64::MAX);
+                start.value.wrapping_add(RefTime::from_100ns(whole)) // wrapping: the counter is modulo 2^64
             }
         }
+    }
+
+    /// What the reference counter would show at `tsc` if it were the master.
+    pub(crate) fn master_at(&self, tsc: Tsc, master: &Master) -> RefTime {
+        units_floor(master.at(tsc).saturating_sub(self.behind))
+    }
+
+    /// How far the master has come since the line's start, in 2^-64 units.
+    fn progress(&self, tsc: Tsc, master: &Master) -> u128 {
+        units(master.at(tsc).saturating_sub(master.at(self.since)))
     }
 
     /// The first counter value at or after `since` at which the reference counter exceeds `time`, or `None` if there is none.
@@ -128,22 +161,28 @@ impl ReferenceLine {
                 let tsc = wide::mul_div_ceil(u128::from(ticks), 1 << 64, scale)?;
                 u64::try_from(tsc).ok().map(Tsc::from_ticks)
             }
-            Form::Slow { .. } => {
-                let nanos = u128::from(next) * 100;
-                let nanos = Nanos::from_ns(u64::try_from(nanos).ok()?);
-                master.first_at_or_after(ExactNanos::from_nanos(nanos).saturating_add(self.behind))
+            Form::Slow(start) => {
+                // progress + phase >= next - value  <=>  master - start >= 100 * (next - value - phase)
+                let missing = u128::from(next.checked_sub(start.value.as_100ns())?) << 64;
+                let missing = missing
+                    .saturating_sub(u128::from(start.phase))
+                    .checked_mul(100)?;
+                let begun = master.at(self.since);
+                master.first_at_or_after(begun.saturating_add(ExactNanos::from_raw(missing)))
             }
         }
     }
 
     /// How far the line lies above the master at `tsc`, before it is cut to units, in 2^-64 units of 100 ns.
     pub(crate) fn error_at(&self, tsc: Tsc, master: &Master) -> i128 {
-        match self.form {
-            Form::Page(line) => line_at(&line, tsc)
-                .wrapping_sub(units(master.at(tsc).saturating_sub(self.behind))) // wrapping: a distance, modulo 2^64 units
-                .cast_signed(),
-            Form::Slow { .. } => 0,
-        }
+        let line = match self.form {
+            Form::Page(line) => line_at(&line, tsc),
+            Form::Slow(start) => (u128::from(start.value.as_100ns()) << 64)
+                .wrapping_add(u128::from(start.phase)) // wrapping: modulo 2^64 units
+                .wrapping_add(self.progress(tsc, master)),
+        };
+        line.wrapping_sub(units(master.at(tsc).saturating_sub(self.behind))) // wrapping: a distance, modulo 2^64 units
+            .cast_signed()
     }
 
     /// The line after an update at `now`, which starts at `time`, this line's value there; `master` is the relation that holds from `now` on.
@@ -154,7 +193,13 @@ impl ReferenceLine {
         master: &Master,
         budget: Nanos,
     ) -> Self {
+        let time = if mutant::is(Mutant::ReferenceJumpsToMaster) {
+            units_floor(master.at(now).saturating_sub(self.behind))
+        } else {
+            time
+        };
         let form = match Parameters::through(now, time, master.rate()) {
+            Ok(exact) if mutant::is(Mutant::ReferenceNeverBent) => Form::Page(exact),
             Ok(exact) => bend(
                 exact,
                 now,
@@ -162,7 +207,10 @@ impl ReferenceLine {
                 units(master.at(now).saturating_sub(self.behind)),
                 budget,
             ),
-            Err(_) => Form::Slow { floor: time },
+            Err(_) => Form::Slow(Start::near(
+                time,
+                units(master.at(now).saturating_sub(self.behind)),
+            )),
         };
         Self {
             form,

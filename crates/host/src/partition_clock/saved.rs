@@ -2,16 +2,17 @@
 
 use alloc::vec;
 
-use chronovisor_abi::quantity::{Hertz, RefTime, Tsc};
+use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
 use chronovisor_abi::scale::ScaleError;
 
 use super::pvclock_line::Multipliers;
-use super::{Config, PartitionClock, Phase, VcpuIndex};
+use super::{Config, PartitionClock, Phase, PvclockLine, VcpuIndex};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::{self, VcpuTsc};
 use crate::migration::{ClockState, Policy};
 use crate::reenlightenment::RateChange;
 use crate::reference_tsc;
+use crate::vmclock::CatchUp;
 
 impl PartitionClock {
     /// Everything but the vCPUs' records, for a partition whose vCPUs are paused; `now` is the partition's counter.
@@ -97,33 +98,54 @@ pub(crate) struct RecordState {
 }
 
 impl ClockState {
-    /// Every line goes on at `tsc`, after a stop in which reference time was last `reference`.
+    /// Every line goes on at `tsc`; before the pause the records showed `pvclock` and the reference counter `reference`.
+    ///
+    /// A line that holds beyond `tsc` is kept to the bit. While nobody reads, one that would have been re-based by then may start afresh from
+    /// the master, at what it showed before or later.
     pub(crate) fn go_on_at(
         &mut self,
         tsc: Tsc,
         rate: Hertz,
         rate_change: RateChange,
         policy: Policy,
-        reference: RefTime,
+        (pvclock, reference): (Nanos, RefTime),
     ) -> Result<(), ScaleError> {
+        let rate = match rate_change {
+            RateChange::Update => rate,
+            RateChange::Emulate(_) => self.master.rate(),
+        };
+        let passed = |due: Option<Tsc>| due.is_some_and(|due| due.is_before(tsc));
+        let (pvclock_due, reference_due) = (
+            passed(self.pvclock.rebase_due(&self.master, self.budget)),
+            passed(self.reference.rebase_due(&self.master)),
+        );
         let reference = match policy {
             Policy::Stop | Policy::PerEncoding => reference,
+            Policy::Advance if reference_due => {
+                self.reference.master_at(tsc, &self.master).max(reference)
+            }
             Policy::Advance => self.reference.at(tsc, &self.master),
         };
-        let changes = rate != self.master.rate() && rate_change == RateChange::Update;
+        let changes = rate != self.master.rate();
         if changes {
             self.master = self.master.continued(tsc, rate);
-            let multipliers = Multipliers::of(rate)?;
-            self.pvclock = self
-                .pvclock
-                .continued(tsc, &self.master, &multipliers, self.lead);
         }
-        if changes || policy == Policy::PerEncoding {
+        if changes || pvclock_due {
+            let multipliers = Multipliers::of(rate)?;
+            let old = if pvclock_due {
+                PvclockLine::through(tsc, self.master.at(tsc).floor().max(pvclock), &multipliers)
+            } else {
+                self.pvclock
+            };
+            self.pvclock = old.continued(tsc, &self.master, &multipliers, self.lead);
+        }
+        if changes || reference_due || policy == Policy::PerEncoding {
             self.reference = self
                 .reference
                 .continued(tsc, reference, &self.master, self.budget);
         }
-        self.vmclock.set_line(tsc, &self.master, self.wall.as_ref());
+        self.vmclock
+            .set_line(tsc, &self.master, self.wall.as_ref(), CatchUp::Step);
         Ok(())
     }
 }

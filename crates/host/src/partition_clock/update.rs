@@ -5,11 +5,12 @@ use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
 use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::seqlock::sync::{Ordering, fence};
 
+use super::mutant::{self, Mutant};
 use super::pvclock_line::Multipliers;
 use super::{Encoding, PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::VcpuTsc;
-use crate::vmclock::{Disruption, Outlook};
+use crate::vmclock::{CatchUp, Disruption, Outlook};
 
 /// What an update changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,13 +107,19 @@ impl PartitionClock {
         change: Change,
         memory: &'a M,
     ) -> Result<OpenUpdate<'a, M>, ScaleError> {
-        let plan = self.plan(change)?;
+        let mut plan = self.plan(change)?;
+        if mutant::is(Mutant::EverythingIsWritten) {
+            (plan.records, plan.page, plan.vmclock) = (true, true, true);
+        }
         if plan.records {
             for record in &self.records {
                 record.mark(memory);
+                if mutant::is(Mutant::OneRecordMarked) {
+                    break;
+                }
             }
         }
-        if plan.page {
+        if plan.page && !mutant::is(Mutant::PageNotMarked) {
             self.page.mark(memory);
         }
         if plan.vmclock {
@@ -292,9 +299,14 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
                     .continued(now, reference, &clock.master, clock.budget);
         }
         if plan.vmclock_line {
+            let catch_up = if plan.time_of_day.is_some() {
+                CatchUp::Step
+            } else {
+                CatchUp::Run
+            };
             clock
                 .vmclock
-                .set_line(now, &clock.master, clock.wall.as_ref());
+                .set_line(now, &clock.master, clock.wall.as_ref(), catch_up);
         }
         if let Some(disruption) = plan.disruption {
             clock.vmclock.disrupt(disruption);
@@ -343,7 +355,8 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
 
 impl<M: GuestMemory + ?Sized> Drop for OpenUpdate<'_, M> {
     fn drop(&mut self) {
-        if self.state == State::Published || self.clock.phase == Phase::Held {
+        let nothing_to_do = self.state == State::Published || self.clock.phase == Phase::Held;
+        if nothing_to_do || mutant::is(Mutant::DroppedUpdateStaysOpen) {
             return;
         }
         if self.plan.records {

@@ -1,7 +1,12 @@
 //! Guest memory of a few pages, for tests.
 
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_abi::vmclock;
+use std::vec::Vec;
+
 use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
 
 /// Address of the first vCPU's record; the others follow every 64 bytes.
@@ -19,6 +24,7 @@ pub struct Memory {
     pub wall: WallClockRecord,
     pub page: ReferenceTscPage,
     pub other_page: ReferenceTscPage,
+    pub vmclock: vmclock::Page,
 }
 
 impl Memory {
@@ -28,6 +34,7 @@ impl Memory {
             wall: WallClockRecord::new(),
             page: ReferenceTscPage::new(),
             other_page: ReferenceTscPage::new(),
+            vmclock: vmclock::Page::new(),
         }
     }
 
@@ -48,6 +55,10 @@ impl GuestMemory for Memory {
 
     fn wall_clock_record(&self, address: GuestAddress) -> Option<&WallClockRecord> {
         (address.as_u64() == WALL).then_some(&self.wall)
+    }
+
+    fn vmclock_page(&self) -> Option<&vmclock::Page> {
+        Some(&self.vmclock)
     }
 
     fn reference_tsc_page(&self, address: GuestAddress) -> Option<&ReferenceTscPage> {

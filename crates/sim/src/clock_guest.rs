@@ -108,11 +108,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest that has just started on `surface`, its counter at `tsc`: each vCPU names its record, the first one the reference page.
+    /// A guest that has just started on `surface` with `vcpus` of at most `vcpus_max` vCPUs, its counter at `tsc`: each vCPU names its record, the
+    /// first one the reference page.
     #[must_use]
-    pub fn boot(vcpus: u32, surface: MsrSurface, tsc: Tsc) -> Self {
+    pub fn boot(vcpus: u32, vcpus_max: u32, surface: MsrSurface, tsc: Tsc) -> Self {
         let guest = Self {
-            memory: Memory::new(vcpus),
+            memory: Memory::new(vcpus_max),
             surface: RefCell::new(surface),
             tsc: Cell::new(tsc),
             vcpu: Cell::new(0),

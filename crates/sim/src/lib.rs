@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clock_checks;
 pub mod clock_guest;
 pub mod guest_machine;
+pub mod historical_clock;
 pub mod historical_lapic;
 pub mod host_lapic;
 pub mod host_machine;

@@ -21,6 +21,7 @@
 //!
 //! None.
 
+pub mod clock_update;
 pub mod lapic_spikes;
 pub mod migration;
 pub mod smp_boot;
@@ -45,6 +46,11 @@ pub const BUILTIN: &[Builtin] = &[
         name: migration::NAME,
         about: "machines that migrate once each, among hosts with other counters: backward steps, largest step, loss or gain of every clock",
         toml: include_str!("scenario/migration.toml"),
+    },
+    Builtin {
+        name: clock_update::NAME,
+        about: "vCPUs come, rates change, the time of day is told, every few minutes for 40 h: the jump of every clock at each update",
+        toml: include_str!("scenario/clock-update.toml"),
     },
     Builtin {
         name: smp_boot::NAME,

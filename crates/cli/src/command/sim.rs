@@ -1,5 +1,6 @@
 //! `chronovisor sim`: the same clocks and timers in deterministic virtual time.
 
+mod clock_update;
 mod document;
 mod kind;
 mod lapic_spikes;

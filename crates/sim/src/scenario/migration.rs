@@ -31,14 +31,15 @@
 //!
 //! `chronovisor_host::migration`; Hyper-V TLFS, "Partition Reference Time"; the 2019 Hyper-V sched_clock patch.
 
-mod checks;
 mod hosts;
 mod journey;
 mod parameters;
+mod promise;
 mod row;
 
+pub use crate::clock_checks::Clock;
 pub use parameters::{HostKind, Parameters, Policy, Scaling};
-pub use row::{Clock, Row, RowTally, SeedRow, Tally};
+pub use row::{Row, RowTally, SeedRow, Tally};
 
 use super::{Scenario, ScenarioError};
 use crate::noise::Noise;

@@ -117,7 +117,6 @@ mod tests {
 
     #[derive(Debug, Deserialize, PartialEq)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only the errors are looked at")]
     struct Example {
         seed: u64,
         period_ns: u64,

@@ -1,6 +1,8 @@
 //! Which scenarios there are: the one place that names each type.
 
-use chronovisor_sim::scenario::{self, ScenarioError, lapic_spikes, migration, smp_boot};
+use chronovisor_sim::scenario::{
+    self, ScenarioError, clock_update, lapic_spikes, migration, smp_boot,
+};
 
 use super::Options;
 use super::merge::{self, Part};
@@ -9,6 +11,7 @@ use crate::exit::Exit;
 /// A kind of scenario, as a TOML's key `scenario` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
+    ClockUpdate,
     LapicSpikes,
     Migration,
     SmpBoot,
@@ -17,6 +20,7 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) fn of_name(name: &str) -> Option<Self> {
         match name {
+            clock_update::NAME => Some(Self::ClockUpdate),
             lapic_spikes::NAME => Some(Self::LapicSpikes),
             migration::NAME => Some(Self::Migration),
             smp_boot::NAME => Some(Self::SmpBoot),
@@ -38,6 +42,7 @@ impl Kind {
 
     pub(super) fn simulate(self, text: &str, options: &Options) -> anyhow::Result<Exit> {
         match self {
+            Self::ClockUpdate => super::simulate::<clock_update::ClockUpdate>(text, options),
             Self::LapicSpikes => super::simulate::<lapic_spikes::LapicSpikes>(text, options),
             Self::Migration => super::simulate::<migration::Migration>(text, options),
             Self::SmpBoot => super::simulate::<smp_boot::SmpBoot>(text, options),
@@ -46,6 +51,7 @@ impl Kind {
 
     pub(super) fn merge(self, parts: Vec<Part>, options: &merge::Args) -> anyhow::Result<Exit> {
         match self {
+            Self::ClockUpdate => merge::merge::<clock_update::ClockUpdate>(parts, options),
             Self::LapicSpikes => merge::merge::<lapic_spikes::LapicSpikes>(parts, options),
             Self::Migration => merge::merge::<migration::Migration>(parts, options),
             Self::SmpBoot => merge::merge::<smp_boot::SmpBoot>(parts, options),

@@ -5,12 +5,11 @@ use chronovisor_host::migration::{HostPair, Ratio};
 use chronovisor_host::partition_clock::Counter;
 
 use super::parameters::{HostKind, Parameters};
+use crate::clock_checks::true_tai_ns;
 use crate::line::{Line, Slope};
 use crate::noise::Noise;
 use crate::world_time::WorldTime;
 
-/// TAI when the world began: 2026-12-01, in ns since 1970.
-pub(super) const EPOCH_TAI_NS: u64 = 1_796_083_237_000_000_000;
 /// The longest uptime of a host: 30 days.
 const HOST_UPTIME_S: u64 = 30 * 86_400;
 
@@ -73,11 +72,6 @@ impl<'a> Host<'a> {
             Counter::Varying
         }
     }
-}
-
-/// True TAI in whole ns since 1970.
-pub(super) const fn true_tai_ns(now: WorldTime) -> u64 {
-    EPOCH_TAI_NS + now.floor_ns()
 }
 
 /// A guest's counter on a host.

@@ -2,17 +2,18 @@
 
 use std::rc::Rc;
 
-use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Hertz, Ppb, Tsc, TscDelta};
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
 use chronovisor_host::migration::{Adjustments, Destination, Ratio, Source, VmState, adjust};
 use chronovisor_host::msr_surface::{MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, PartitionClock, TimeOfDay, VcpuIndex};
 use chronovisor_host::vmclock::{Disruption, Notification};
 
-use super::checks::{Checks, Promised};
 use super::hosts::{GuestCounter, Host};
 use super::parameters::{Parameters, Policy};
-use super::row::{Clock, MachineSeen};
+use super::promise::Promised;
+use super::row::MachineSeen;
+use crate::clock_checks::{Checks, Clock};
 use crate::clock_guest::{Guest, Memory};
 use crate::noise::Noise;
 use crate::watch::{Violation, Watch};
@@ -78,7 +79,12 @@ impl<'a> Journey<'a> {
         let clock = PartitionClock::start(config, source.rate, start)
             .map_err(|error| watch.violation("possible-host", error.to_string()))?;
         let surface = MsrSurface::new(clock, Privileges::EVERYTHING, apic_rate());
-        let guest = Rc::new(Guest::boot(parameters.vcpus, surface, start));
+        let guest = Rc::new(Guest::boot(
+            parameters.vcpus,
+            parameters.vcpus,
+            surface,
+            start,
+        ));
         let checks = Checks::new(&guest, start, source.rate, source.counter());
         Ok(Self {
             parameters,
@@ -254,7 +260,9 @@ impl<'a> Journey<'a> {
         let rate = self.guest.surface().borrow().clock().rate();
         let promised = Promised::of(&source, &destination, rate, self.policy)
             .ok_or_else(|| self.watch.violation("possible-host", "no such rate".into()))?;
-        self.checks.arrive(&promised, &adjustments, self.watch)?;
+        promised.compare(&adjustments, self.watch)?;
+        self.checks.go_on(promised.tsc, promised.tsc, promised.rate);
+        self.checks.moved(promised.counter);
         let resumed = arrived.saturating_add(self.noise.span(self.parameters.restore));
         self.resume(&state, &adjustments, resumed)?;
         Ok(resumed)
@@ -321,7 +329,7 @@ impl<'a> Journey<'a> {
     ) -> Result<(), Violation> {
         let host_tsc = self.destination.tsc(resumed);
         let ahead = host_tsc.wrapping_delta(tsc);
-        self.checks.counter_moved(tsc, host_tsc, rate);
+        self.checks.go_on(tsc, host_tsc, rate);
         self.counter = GuestCounter {
             ratio: Ratio::ONE,
             offset: TscDelta::ZERO,

@@ -4,69 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Policy;
+use crate::clock_checks::{Clock, ClockSeen};
 use crate::runner::{Merge, MergeError};
-
-/// A clock of the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Clock {
-    /// The counter over the rate found at boot.
-    RawTsc,
-    /// kvm-clock.
-    Pvclock,
-    /// The reference TSC page, with its fall-back.
-    ReferenceTscPage,
-    /// The reference counter register.
-    ReferenceCounterMsr,
-    /// A scheduler's clock over the reference clock.
-    SchedClock,
-    /// VMClock's time of day.
-    Vmclock,
-}
-
-impl Clock {
-    /// All of them, in the order of the table.
-    pub const ALL: [Self; 6] = [
-        Self::RawTsc,
-        Self::Pvclock,
-        Self::ReferenceTscPage,
-        Self::ReferenceCounterMsr,
-        Self::SchedClock,
-        Self::Vmclock,
-    ];
-
-    /// The name, as in JSON.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RawTsc => "raw-tsc",
-            Self::Pvclock => "pvclock",
-            Self::ReferenceTscPage => "reference-tsc-page",
-            Self::ReferenceCounterMsr => "reference-counter-msr",
-            Self::SchedClock => "sched-clock",
-            Self::Vmclock => "vmclock",
-        }
-    }
-
-    /// The clock's place in [`Self::ALL`].
-    pub(super) const fn index(self) -> usize {
-        self as usize
-    }
-}
-
-/// What one machine's clock did over its migration.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ClockSeen {
-    pub(super) reads: u64,
-    pub(super) unavailable: u64,
-    pub(super) backward_steps: u64,
-    /// The largest distance of a reading from the exact time, in ns.
-    pub(super) error_ns: u64,
-    /// Over the move, what the clock gained less what was promised, in ns; `None` if it could not be read on both sides.
-    pub(super) step_ns: Option<i128>,
-    /// Over the move, true time less what the clock gained, in ns.
-    pub(super) loss_ns: Option<i128>,
-}
 
 /// What one machine saw.
 #[derive(Clone, Debug, Default)]
@@ -101,6 +40,7 @@ pub struct RowTally {
     largest_gain_ns: u64,
     told: u64,
     fallbacks: u64,
+    rebases: u64,
 }
 
 const PETA: i128 = 1_000_000_000_000_000;
@@ -126,6 +66,7 @@ impl RowTally {
             }
         }
         self.told += machine.marker_changed;
+        self.rebases += machine.rebases;
         if matches!(clock, Clock::ReferenceTscPage | Clock::SchedClock) {
             self.fallbacks += machine.fallbacks;
         }
@@ -154,6 +95,7 @@ impl RowTally {
         self.largest_loss_ns = self.largest_loss_ns.max(other.largest_loss_ns);
         self.largest_gain_ns = self.largest_gain_ns.max(other.largest_gain_ns);
         self.told += other.told;
+        self.rebases += other.rebases;
         self.fallbacks += other.fallbacks;
     }
 }
@@ -227,6 +169,8 @@ pub struct Row {
     pub told: u64,
     /// Readings of the reference clock that fell back to the register.
     pub fallbacks: u64,
+    /// Re-bases of the partition's clock before the move.
+    pub rebases: u64,
 }
 
 impl Row {
@@ -248,6 +192,7 @@ impl Row {
             largest_error_ns: tally.error_ns,
             told: tally.told,
             fallbacks: tally.fallbacks,
+            rebases: tally.rebases,
         }
     }
 }

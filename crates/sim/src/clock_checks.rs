@@ -1,19 +1,114 @@
-//! What must hold for every reading, and what is noted of it.
+//! A guest's clocks, and what must hold for every reading of them.
+//!
+//! # Theory
+//!
+//! | invariant | what it says |
+//! | --- | --- |
+//! | `never-back` | no reading is smaller than an earlier one of the same clock, on whichever vCPU; the register's are strictly larger |
+//! | `on-the-line` | every reading is exact time to within the encoding's granularity and the drift budget; VMClock's is TAI to within its own bound |
+//! | `same-line` | at the counter value of an update the new line equals the old one: pvclock within 1 ns, the reference clock exactly |
+//! | `page-while-invariant` | the page serves on a counter that keeps its rate, the register on one that does not |
+//! | `readable` | a clock that does not say that it is unusable gives a time |
+//!
+//! # Practice
+//!
+//! A scenario reads through [`Checks::read`] and tells [`Checks`] of every change of rate and every move, from the hosts' true parameters.
+//!
+//! # Migration
+//!
+//! See [`Checks::moved`].
+//!
+//! # Caveats
+//!
+//! The raw counter is read and noted, not judged: it promises nothing.
+//!
+//! # References
+//!
+//! `docs/simulation.md`.
 
 use std::rc::Rc;
 
 use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
 use chronovisor_guest::sched_clock::SchedClock;
-use chronovisor_host::migration::{Adjustments, Destination, ScalingHardware, Source};
 use chronovisor_host::partition_clock::Counter;
 
-use super::Policy;
-use super::hosts::true_tai_ns;
-use super::row::{Clock, ClockSeen};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::clock_guest::{Guest, NoTime, SchedulersReference};
 use crate::oracle::{Fine, Oracle};
 use crate::watch::{Violation, Watch};
 use crate::world_time::WorldTime;
+
+/// TAI when the world began: 2026-12-01, in ns since 1970.
+pub(crate) const EPOCH_TAI_NS: u64 = 1_796_083_237_000_000_000;
+
+/// True TAI in whole ns since 1970.
+pub(crate) const fn true_tai_ns(now: WorldTime) -> u64 {
+    EPOCH_TAI_NS + now.floor_ns()
+}
+
+/// A clock of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// The counter over the rate found at boot.
+    RawTsc,
+    /// kvm-clock.
+    Pvclock,
+    /// The reference TSC page, with its fall-back.
+    ReferenceTscPage,
+    /// The reference counter register.
+    ReferenceCounterMsr,
+    /// A scheduler's clock over the reference clock.
+    SchedClock,
+    /// VMClock's time of day.
+    Vmclock,
+}
+
+impl Clock {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 6] = [
+        Self::RawTsc,
+        Self::Pvclock,
+        Self::ReferenceTscPage,
+        Self::ReferenceCounterMsr,
+        Self::SchedClock,
+        Self::Vmclock,
+    ];
+
+    /// The name, as in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RawTsc => "raw-tsc",
+            Self::Pvclock => "pvclock",
+            Self::ReferenceTscPage => "reference-tsc-page",
+            Self::ReferenceCounterMsr => "reference-counter-msr",
+            Self::SchedClock => "sched-clock",
+            Self::Vmclock => "vmclock",
+        }
+    }
+
+    /// The clock's place in [`Self::ALL`].
+    pub(crate) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What one machine's clock did over its migration.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ClockSeen {
+    pub(crate) reads: u64,
+    pub(crate) unavailable: u64,
+    pub(crate) backward_steps: u64,
+    /// The largest distance of a reading from the exact time, in ns.
+    pub(crate) error_ns: u64,
+    /// Over the move, what the clock gained less what was promised, in ns; `None` if it could not be read on both sides.
+    pub(crate) step_ns: Option<i128>,
+    /// Over the move, true time less what the clock gained, in ns.
+    pub(crate) loss_ns: Option<i128>,
+}
 
 /// The drift budget that the partition clock is given, in ns.
 const BUDGET_NS: i128 = 100;
@@ -33,7 +128,7 @@ struct Reading {
 
 /// The judge of one machine's clocks.
 #[derive(Debug)]
-pub(super) struct Checks {
+pub(crate) struct Checks {
     oracle: Oracle,
     boot_rate: Hertz,
     /// What the present host promises of its counter.
@@ -49,14 +144,28 @@ pub(super) struct Checks {
 
 /// What pvclock and the reference clock show at one counter value.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shown {
+pub(crate) struct Shown {
     pvclock: Nanos,
     reference: RefTime,
 }
 
+impl Shown {
+    /// How far apart two are: pvclock, and the reference clock, in ns.
+    pub(crate) fn distance_ns(&self, other: &Self) -> (u64, u64) {
+        let units = self
+            .reference
+            .as_100ns()
+            .abs_diff(other.reference.as_100ns());
+        (
+            self.pvclock.as_ns().abs_diff(other.pvclock.as_ns()),
+            units.saturating_mul(100),
+        )
+    }
+}
+
 impl Checks {
     /// A judge of `guest`, whose counter stands at `start` and runs at `rate`, and whose time is 0 now.
-    pub(super) fn new(guest: &Rc<Guest>, start: Tsc, rate: Hertz, counter: Counter) -> Self {
+    pub(crate) fn new(guest: &Rc<Guest>, start: Tsc, rate: Hertz, counter: Counter) -> Self {
         let Ok(sched) = SchedClock::start(SchedulersReference(Rc::clone(guest)));
         let oracle = Oracle::new(start, 0, rate);
         Self {
@@ -72,16 +181,16 @@ impl Checks {
         }
     }
 
-    pub(super) const fn has_moved(&self) -> bool {
+    pub(crate) const fn has_moved(&self) -> bool {
         self.moved
     }
 
-    pub(super) fn finish(self) -> [ClockSeen; 6] {
+    pub(crate) fn finish(self) -> [ClockSeen; 6] {
         self.seen
     }
 
     /// Reads `clock` and judges it. Returns what it showed, in ns.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         clock: Clock,
         guest: &Guest,
@@ -251,7 +360,7 @@ impl Checks {
     }
 
     /// What the clocks show at `tsc`.
-    pub(super) fn shown(guest: &Guest, tsc: Tsc) -> Shown {
+    pub(crate) fn shown(guest: &Guest, tsc: Tsc) -> Shown {
         let surface = guest.surface().borrow();
         Shown {
             pvclock: surface.clock().pvclock_at(tsc),
@@ -260,7 +369,7 @@ impl Checks {
     }
 
     /// At the counter value of an update the new lines equal the old ones: pvclock within 1 ns, the reference clock exactly.
-    pub(super) fn same_line(before: Shown, after: Shown, watch: &Watch) -> Result<(), Violation> {
+    pub(crate) fn same_line(before: Shown, after: Shown, watch: &Watch) -> Result<(), Violation> {
         let pvclock = before.pvclock.as_ns().abs_diff(after.pvclock.as_ns());
         if pvclock <= 1 && before.reference == after.reference {
             return Ok(());
@@ -268,30 +377,16 @@ impl Checks {
         Err(watch.violation("same-line", format!("{before:?} before, {after:?} after")))
     }
 
-    /// The machine arrives: what the code under test says is compared with what follows from the hosts, and exact time goes on.
-    pub(super) fn arrive(
-        &mut self,
-        promised: &Promised,
-        adjustments: &Adjustments,
-        watch: &Watch,
-    ) -> Result<(), Violation> {
-        if adjustments.tsc != promised.tsc || adjustments.rate != promised.rate {
-            let details = format!(
-                "counter {:?} at {}, promised {:?} at {}",
-                adjustments.tsc, adjustments.rate, promised.tsc, promised.rate
-            );
-            return Err(watch.violation("adjust", details));
-        }
-        self.oracle = self.oracle.go_on(promised.tsc, promised.tsc, promised.rate);
-        self.before = self.last;
-        self.counter = promised.counter;
-        self.moved = true;
-        Ok(())
+    /// Exact time goes on at `rate` from `tsc`, which is called `new_tsc` from now on.
+    pub(crate) fn go_on(&mut self, tsc: Tsc, new_tsc: Tsc, rate: Hertz) {
+        self.oracle = self.oracle.go_on(tsc, new_tsc, rate);
     }
 
-    /// The guest's counter shows `new` where it showed `old`.
-    pub(super) fn counter_moved(&mut self, old: Tsc, new: Tsc, rate: Hertz) {
-        self.oracle = self.oracle.go_on(old, new, rate);
+    /// The machine is moved to a host with `counter`: the next reading of each clock is the first after the move.
+    pub(crate) fn moved(&mut self, counter: Counter) {
+        self.before = self.last;
+        self.counter = counter;
+        self.moved = true;
     }
 }
 
@@ -300,65 +395,6 @@ struct Value {
     ns: u128,
     /// The clock's own bound on its error.
     bound: Option<Nanos>,
-}
-
-/// What the policy promises, worked out from the hosts alone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Promised {
-    /// The guest's counter at the destination's instant.
-    tsc: Tsc,
-    /// Its rate from then on.
-    rate: Hertz,
-    counter: Counter,
-}
-
-impl Promised {
-    /// `None` if the destination cannot run the guest at all.
-    pub(super) fn of(
-        source: &Source,
-        destination: &Destination,
-        guest_rate: Hertz,
-        policy: Policy,
-    ) -> Option<Self> {
-        // wrapping: the counter itself wraps.
-        let tsc = source
-            .scaling
-            .scale(source.pair.host_tsc)
-            .wrapping_add(source.offset);
-        let downtime = destination.pair.tai.saturating_sub(source.pair.tai);
-        let ticks = u128::from(downtime.as_ns()) * u128::from(guest_rate.numerator())
-            / (1_000_000_000 * u128::from(guest_rate.denominator()));
-        let tsc = match policy {
-            Policy::Stop => tsc.as_ticks(),
-            // wrapping: the counter itself wraps.
-            Policy::Advance => tsc.as_ticks().wrapping_add(u64::try_from(ticks).ok()?),
-        };
-        let host = destination.host_rate;
-        let bits = match destination.scaling {
-            ScalingHardware::None => None,
-            ScalingHardware::Bits32 => Some(32),
-            ScalingHardware::Bits48 => Some(48),
-        };
-        let rate = match bits {
-            Some(bits) if guest_rate != host => {
-                // The nearest ratio: guest / host * 2^bits, both whole Hz or fractions of the same kind.
-                let numerator = u128::from(guest_rate.numerator()) * u128::from(host.denominator());
-                let denominator =
-                    u128::from(guest_rate.denominator()) * u128::from(host.numerator());
-                let ratio = ((numerator << bits) + denominator / 2) / denominator;
-                Hertz::from_ratio_floor(
-                    u128::from(host.numerator()) * ratio,
-                    u128::from(host.denominator()) << bits,
-                )?
-            }
-            _ => host,
-        };
-        Some(Self {
-            tsc: Tsc::from_ticks(tsc),
-            rate,
-            counter: destination.counter,
-        })
-    }
 }
 
 /// 2^-64 ns in whole ns, rounded down.

@@ -1,7 +1,7 @@
 //! Builds the guest image with an inner cargo, into a target folder of its own under `OUT_DIR`.
 //!
 //! The image is a workspace of its own with its own flags (`guest-image/.cargo/config.toml`), so whatever the outer build
-//! was given (`+crt-static`, `--cfg loom`, clippy's wrapper) must not leak in.
+//! was given (`+crt-static`, `--cfg loom`, clippy's wrapper, profile settings) must not leak in.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -49,7 +49,9 @@ fn main() {
         ])
         .arg(&target)
         .current_dir(&image);
-    for name in LEAKS {
+    let profiles = std::env::vars_os().map(|(name, _)| name);
+    let profiles = profiles.filter(|name| name.to_string_lossy().starts_with("CARGO_PROFILE_"));
+    for name in profiles.chain(LEAKS.map(Into::into)) {
         cargo.env_remove(name);
     }
     let built = cargo

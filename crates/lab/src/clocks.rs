@@ -7,7 +7,7 @@ use std::time::Instant;
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
 use chronovisor_guest::counter::lfence_rdtsc;
-use chronovisor_host::msr_surface::{Access, Answer, MsrSurface, Privileges};
+use chronovisor_host::msr_surface::{Access, Answer, Effect, MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, PartitionClock, VcpuIndex};
 
 use crate::LabError;
@@ -100,20 +100,24 @@ impl Clocks {
             .map_err(|error| LabError::Guest(format!("the update failed: {error}")))
     }
 
-    fn access(&self, vcpu: u32, msr: Msr, access: Access) -> Result<u64, Refused> {
+    /// Answers `vcpu`'s access, and says what it asks for besides.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] raises #GP in the guest.
+    pub fn access(&self, vcpu: u32, msr: Msr, access: Access) -> Result<(u64, Effect), Refused> {
         loop {
             let now = self.guest_tsc();
-            match self
+            // In a statement of its own: the lock must not be held while this vCPU waits.
+            let answer = self
                 .lock()
-                .access(VcpuIndex(vcpu), msr, access, now, &self.pages)
-            {
-                Answer::Value(value) => return Ok(value),
-                // The effects are for a VMM that emulates counters or offers a hypercall page through its register.
-                Answer::Written(_) => return Ok(0),
+                .access(VcpuIndex(vcpu), msr, access, now, &self.pages);
+            match answer {
+                Answer::Value(value) => return Ok((value, Effect::None)),
+                Answer::Written(effect) => return Ok((0, effect)),
                 Answer::RunTime => {
-                    return Ok(
-                        u64::try_from(self.start.elapsed().as_nanos() / 100).unwrap_or(u64::MAX)
-                    );
+                    let run_time = self.start.elapsed().as_nanos() / 100;
+                    return Ok((u64::try_from(run_time).unwrap_or(u64::MAX), Effect::None));
                 }
                 Answer::NotBefore(tsc) => {
                     while self.guest_tsc().is_before(tsc) {
@@ -134,6 +138,7 @@ fn guest_tsc(offset: u64) -> Tsc {
 impl Devices for Clocks {
     fn read_msr(&self, vcpu: u32, index: u32) -> Result<u64, Refused> {
         self.access(vcpu, Msr(index), Access::Read)
+            .map(|(value, _)| value)
     }
 
     fn write_msr(&self, vcpu: u32, index: u32, value: u64) -> Result<(), Refused> {
@@ -148,6 +153,6 @@ impl Devices for Clocks {
     fn time_call(&self, vcpu: u32) -> u64 {
         // A counter that is held has no time; the guest then sees 0, as it would from a failed call.
         self.access(vcpu, Msr::HV_TIME_REF_COUNT, Access::Read)
-            .unwrap_or(0)
+            .map_or(0, |(value, _)| value)
     }
 }

@@ -3,6 +3,7 @@
 //! The guest is bare metal ([`image`]), the VMM is [`machine`]; the clocks come from `chronovisor-host` and are read with
 //! `chronovisor-guest`.
 
+pub mod alarm;
 pub mod backend;
 pub mod clocks;
 pub mod contract;

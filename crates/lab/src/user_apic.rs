@@ -1,12 +1,8 @@
 //! A local APIC in user space: as much of it as timers need, its timer `chronovisor-host`'s.
 //!
-//! The timer's wake-up is a timerfd, set by `SoftwareTimer`. A halted vCPU waits on it in its own thread; a running one is
-//! kicked out of the guest by a helper thread that waits on it too.
-#![allow(unsafe_code)] // poll(2)
+//! The timer's wake-up is an [`Alarm`], set by `SoftwareTimer`.
 
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chronovisor_abi::msr::Msr;
@@ -14,10 +10,10 @@ use chronovisor_abi::quantity::{Nanos, Reading, Tsc};
 use chronovisor_host::apic::{
     Backend as _, Delivery, Effects, LocalTimer, Power, Settings, SoftwareTimer,
 };
-use vmm_sys_util::timerfd::TimerFd;
 
 use crate::LabError;
-use crate::machine::{Kicker, Refused};
+use crate::alarm::Alarm;
+use crate::machine::Refused;
 
 const ID: Msr = Msr(0x802);
 const VERSION: Msr = Msr(0x803);
@@ -71,7 +67,6 @@ pub struct Counts {
 struct State {
     timer: LocalTimer,
     wake: SoftwareTimer,
-    timerfd: TimerFd,
     spurious: u64,
     task_priority: u64,
     requested: Vectors,
@@ -84,7 +79,7 @@ pub struct UserApic {
     id: u32,
     start: Instant,
     state: Mutex<State>,
-    descriptor: i32,
+    alarm: Alarm,
 }
 
 impl UserApic {
@@ -94,16 +89,13 @@ impl UserApic {
     ///
     /// [`LabError::Guest`] if there is no timerfd to be had.
     pub fn new(id: u32, settings: Settings, now: Tsc) -> Result<Self, LabError> {
-        let timerfd =
-            TimerFd::new().map_err(|error| LabError::Guest(format!("no timerfd: {error}")))?;
         Ok(Self {
             id,
             start: Instant::now(),
-            descriptor: timerfd.as_raw_fd(),
+            alarm: Alarm::new()?,
             state: Mutex::new(State {
                 timer: LocalTimer::new(settings, now),
                 wake: SoftwareTimer::new(settings.rates.tsc()),
-                timerfd,
                 spurious: 0,
                 task_priority: 0,
                 requested: Vectors::default(),
@@ -185,16 +177,16 @@ impl UserApic {
         let mut state = self.lock();
         let effects = state.timer.expire(now);
         self.apply(&mut state, effects, now);
-        // An early wake-up changes nothing in the timer, but the timerfd has gone off.
+        // An early wake-up changes nothing in the timer, but the alarm has gone off.
         if effects == Effects::default() {
             self.arm(&mut state, now);
         }
     }
 
     fn apply(&self, state: &mut State, effects: Effects, now: Tsc) {
-        state.counts.expiries += effects.expiries;
-        state.counts.merged += effects.merged;
-        state.counts.lost += effects.lost;
+        state.counts.expiries = state.counts.expiries.saturating_add(effects.expiries);
+        state.counts.merged = state.counts.merged.saturating_add(effects.merged);
+        state.counts.lost = state.counts.lost.saturating_add(effects.lost);
         if let Delivery::Interrupt(vector) = effects.delivery {
             state.requested.insert(vector);
         }
@@ -210,15 +202,21 @@ impl UserApic {
             }
             None => state.wake.clear(),
         }
-        let set = match state.wake.expires() {
-            Some(at) => {
-                // Zero would disarm the timerfd.
-                let wait = at.saturating_sub(host.time).as_ns().max(1);
-                state.timerfd.reset(Duration::from_nanos(wait), None)
-            }
-            None => state.timerfd.clear(),
-        };
-        debug_assert!(set.is_ok(), "a valid timerfd takes any time");
+        let wait = state
+            .wake
+            .expires()
+            .map(|at| at.saturating_sub(host.time).as_ns());
+        self.alarm.set(wait.map(Duration::from_nanos));
+    }
+
+    /// The timer's alarm.
+    pub const fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    /// Raises `vector`, which is not the timer's.
+    pub fn request(&self, vector: u8) {
+        self.lock().requested.insert(vector);
     }
 
     /// The vector that the vCPU can take now, if any.
@@ -238,31 +236,6 @@ impl UserApic {
         let mut state = self.lock();
         state.requested.remove(vector);
         state.in_service.insert(vector);
-    }
-
-    /// Waits until the timer goes off, a signal comes or `most` is over. Says whether it went off.
-    pub fn wait(&self, most: Duration) -> bool {
-        let mut poll = libc::pollfd {
-            fd: self.descriptor,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let ms = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: one valid pollfd; the descriptor is `state.timerfd`'s, which lives as long as `self`.
-        unsafe { libc::poll(&raw mut poll, 1, ms) == 1 }
-    }
-
-    /// The helper thread of a vCPU: kicks it out of the guest while its timer is due and nobody looked at it.
-    pub fn kick_when_due(self: &Arc<Self>, kicker: Kicker, stop: &Arc<AtomicBool>) {
-        let (apic, stop) = (Arc::clone(self), Arc::clone(stop));
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Acquire) {
-                if apic.wait(Duration::from_millis(20)) {
-                    kicker.kick();
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-            }
-        });
     }
 }
 

@@ -179,6 +179,12 @@ pub fn run(
             policy,
         }));
     }
+    cases.push(Case {
+        apic: Apic::UserSpace,
+        timer: "synthetic-direct",
+        number: timer::SYNTHETIC,
+        policy: Policy::Merge,
+    });
     let all = f64::from(u32::try_from(cases.len() * options.loads.len()).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
     let mut tsc_hz = 0;
@@ -216,16 +222,13 @@ fn measure(
     let mut machine = Machine::new(backend, &setup, &job)?;
     let counter = GuestCounter::of(&machine)?;
     let tsc_hz = counter.rate.rounded_hz();
-    let period_bus = BUS.rounded_hz() / 1000;
-    job.argument = [
-        case.number,
-        options.ticks,
-        period_bus,
-        tsc_hz / 1000,
-        0,
-        0,
-        0,
-    ];
+    // In the timer's own units.
+    let period = if case.number == timer::SYNTHETIC {
+        10_000
+    } else {
+        BUS.rounded_hz() / 1000
+    };
+    job.argument = [case.number, options.ticks, period, tsc_hz / 1000, 0, 0, 0];
     machine.set_job(&job)?;
     let devices = TimerDevices::new(&machine, counter, case.apic, case.policy.of_host())?;
     let devices: Arc<dyn Devices> = Arc::new(devices);

@@ -1,13 +1,21 @@
-//! The devices of a timer guest: its clocks and, where KVM has no APIC, ours.
+//! The devices of a timer guest: its clocks and, where KVM has no APIC, ours, with the synthetic timers' interrupts in it.
+//!
+//! A halted vCPU waits for its alarms in its own thread; a running one is kicked out of the guest by a helper thread that
+//! waits for them too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chronovisor_abi::msr::Msr;
+use chronovisor_abi::quantity::Tsc;
 use chronovisor_host::apic::{DeadlineMode, LostTicks, MinimumPeriod, Rates, Settings};
+use chronovisor_host::msr_surface::{Access, Effect};
+use chronovisor_host::partition_clock::VcpuIndex;
+use chronovisor_host::synthetic_timer::{Effects, Presence};
 
 use crate::LabError;
+use crate::alarm::{Alarm, wait_for_any};
 use crate::clocks::{BUS, Clocks};
 use crate::experiment::GuestCounter;
 use crate::machine::{Apic, Devices, Kicker, Machine, Refused};
@@ -16,12 +24,23 @@ use crate::user_apic::{self, UserApic};
 
 /// How long a halted vCPU waits before it looks whether it should stop.
 const HALT: Duration = Duration::from_millis(100);
+/// How long the helper thread waits before it looks whether it should end.
+const HELPER: Duration = Duration::from_millis(20);
+/// How often the helper kicks a vCPU that does not look at its timers.
+const KICK_EVERY: Duration = Duration::from_micros(50);
+
+/// One vCPU's interrupt sources.
+struct Vcpu {
+    apic: UserApic,
+    /// For the synthetic timers.
+    synthetic: Alarm,
+}
 
 /// Clocks and APICs.
 pub(super) struct TimerDevices {
     clocks: Clocks,
-    /// One a vCPU, or none if KVM has them.
-    apics: Vec<Arc<UserApic>>,
+    /// One a vCPU, or none if KVM has the APICs.
+    vcpus: Vec<Arc<Vcpu>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -32,9 +51,9 @@ impl TimerDevices {
         apic: Apic,
         lost_ticks: LostTicks,
     ) -> Result<Self, LabError> {
-        let vcpus = u32::try_from(machine.vcpus().len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(machine.vcpus().len()).unwrap_or(u32::MAX);
         let pages = GuestPages::new(machine.memory().clone());
-        let clocks = Clocks::start(vcpus, counter.rate, counter.offset, pages)?;
+        let clocks = Clocks::start(count, counter.rate, counter.offset, pages)?;
         let rates = Rates::new(BUS, counter.rate)
             .map_err(|error| LabError::Guest(format!("the APIC timer: {error}")))?;
         let settings = Settings {
@@ -43,19 +62,63 @@ impl TimerDevices {
             lost_ticks,
             deadline_mode: DeadlineMode::Offered,
         };
-        let ours = if apic == Apic::UserSpace { vcpus } else { 0 };
-        let apics = (0..ours)
-            .map(|id| UserApic::new(id, settings, clocks.guest_tsc()).map(Arc::new))
-            .collect::<Result<_, _>>()?;
+        let ours = if apic == Apic::UserSpace { count } else { 0 };
+        let vcpus = (0..ours)
+            .map(|id| {
+                let apic = UserApic::new(id, settings, clocks.guest_tsc())?;
+                Ok(Arc::new(Vcpu {
+                    apic,
+                    synthetic: Alarm::new()?,
+                }))
+            })
+            .collect::<Result<_, LabError>>()?;
         Ok(Self {
             clocks,
-            apics,
+            vcpus,
             stop: Arc::new(AtomicBool::new(false)),
         })
     }
 
-    fn apic(&self, vcpu: u32) -> Option<&Arc<UserApic>> {
-        self.apics.get(usize::try_from(vcpu).ok()?)
+    fn vcpu(&self, vcpu: u32) -> Option<&Arc<Vcpu>> {
+        self.vcpus.get(usize::try_from(vcpu).ok()?)
+    }
+
+    /// Raises what the synthetic timers ask for and sets their alarm.
+    fn apply(&self, index: u32, effects: &Effects) {
+        let Some(vcpu) = self.vcpu(index) else { return };
+        for interrupt in effects.interrupts() {
+            vcpu.apic.request(interrupt.vector);
+        }
+        let next = self
+            .clocks
+            .lock()
+            .next_timer(VcpuIndex(index), Presence::Present);
+        vcpu.synthetic.set(next.map(|due| self.until(due)));
+    }
+
+    fn until(&self, due: Tsc) -> Duration {
+        let now = self.clocks.guest_tsc();
+        if !now.is_before(due) {
+            return Duration::ZERO;
+        }
+        let rate = self.clocks.lock().clock().rate();
+        // Rounded up: an early alarm would only be set again.
+        let ticks = u128::from(due.wrapping_delta(now).as_ticks());
+        let ns = ticks
+            .saturating_mul(u128::from(rate.denominator()) * 1_000_000_000)
+            .div_ceil(u128::from(rate.numerator()).max(1));
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+
+    fn expire_synthetic(&self, index: u32) {
+        let now = self.clocks.guest_tsc();
+        let effects = self
+            .clocks
+            .lock()
+            .expire_timers(VcpuIndex(index), now, self.clocks.pages());
+        if let Some(effects) = effects {
+            self.apply(index, &effects);
+        }
     }
 }
 
@@ -67,20 +130,27 @@ impl Drop for TimerDevices {
 
 impl Devices for TimerDevices {
     fn read_msr(&self, vcpu: u32, index: u32) -> Result<u64, Refused> {
-        match self.apic(vcpu) {
-            Some(apic) if user_apic::owns(Msr(index)) => {
-                apic.read(Msr(index), self.clocks.guest_tsc())
+        match self.vcpu(vcpu) {
+            Some(found) if user_apic::owns(Msr(index)) => {
+                found.apic.read(Msr(index), self.clocks.guest_tsc())
             }
             _ => self.clocks.read_msr(vcpu, index),
         }
     }
 
     fn write_msr(&self, vcpu: u32, index: u32, value: u64) -> Result<(), Refused> {
-        match self.apic(vcpu) {
-            Some(apic) if user_apic::owns(Msr(index)) => {
-                apic.write(Msr(index), value, self.clocks.guest_tsc())
+        match self.vcpu(vcpu) {
+            Some(found) if user_apic::owns(Msr(index)) => {
+                found.apic.write(Msr(index), value, self.clocks.guest_tsc())
             }
-            _ => self.clocks.write_msr(vcpu, index, value),
+            Some(_) => {
+                let (_, effect) = self.clocks.access(vcpu, Msr(index), Access::Write(value))?;
+                if let Effect::Timers(effects) = effect {
+                    self.apply(vcpu, &effects);
+                }
+                Ok(())
+            }
+            None => self.clocks.write_msr(vcpu, index, value),
         }
     }
 
@@ -89,30 +159,41 @@ impl Devices for TimerDevices {
     }
 
     fn started(&self, vcpu: u32, kicker: Kicker) {
-        if let Some(apic) = self.apic(vcpu) {
-            apic.kick_when_due(kicker, &self.stop);
-        }
+        let Some(vcpu) = self.vcpu(vcpu).map(Arc::clone) else {
+            return;
+        };
+        let stop = Arc::clone(&self.stop);
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Acquire) {
+                if wait_for_any([vcpu.apic.alarm(), &vcpu.synthetic], HELPER) {
+                    kicker.kick();
+                    std::thread::sleep(KICK_EVERY);
+                }
+            }
+        });
     }
 
     fn pending_interrupt(&self, vcpu: u32) -> Option<u8> {
-        let apic = self.apic(vcpu)?;
-        // The timerfd has gone off, so the timer is due or nearly so.
-        if apic.wait(Duration::ZERO) {
-            apic.expire(self.clocks.guest_tsc());
+        let found = self.vcpu(vcpu)?;
+        if found.apic.alarm().is_due() {
+            found.apic.expire(self.clocks.guest_tsc());
         }
-        apic.pending()
+        if found.synthetic.is_due() {
+            self.expire_synthetic(vcpu);
+        }
+        found.apic.pending()
     }
 
     fn acknowledge_interrupt(&self, vcpu: u32, vector: u8) {
-        if let Some(apic) = self.apic(vcpu) {
-            apic.acknowledge(vector);
+        if let Some(found) = self.vcpu(vcpu) {
+            found.apic.acknowledge(vector);
         }
     }
 
     fn wait_halted(&self, vcpu: u32) -> bool {
-        match self.apic(vcpu) {
-            Some(apic) => {
-                apic.wait(HALT);
+        match self.vcpu(vcpu) {
+            Some(found) => {
+                wait_for_any([found.apic.alarm(), &found.synthetic], HALT);
                 true
             }
             None => false,

@@ -115,6 +115,28 @@ pub fn folder(path: &Path) -> Result<Evidence, IntakeError> {
     Ok(evidence)
 }
 
+/// Reads files that are already in memory: pairs of path in the evidence tree and content.
+///
+/// # Errors
+///
+/// As [`folder`].
+///
+/// # Examples
+///
+/// ```
+/// use chronovisor_diagnose::{Code, diagnose, intake};
+///
+/// let evidence = intake::files(&[("proc/cmdline", "ro clocksource=hpet")])?;
+/// assert_eq!(diagnose(&evidence).findings[0].code, Code::ClocksourceForced);
+/// # Ok::<(), intake::IntakeError>(())
+/// ```
+pub fn files(files: &[(&str, &str)]) -> Result<Evidence, IntakeError> {
+    let archive = evidence_tree::Archive::of(files);
+    let evidence = evidence_tree::read(&archive);
+    nothing_seen(&evidence, "files in memory")?;
+    Ok(evidence)
+}
+
 fn nothing_seen(evidence: &Evidence, name: &str) -> Result<(), IntakeError> {
     let diagnosis = crate::diagnose(evidence);
     if !diagnosis.looked_at.is_empty() {

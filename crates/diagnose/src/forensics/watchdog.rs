@@ -44,6 +44,9 @@ const FASTEST_HZ: u64 = 7_000_000_000;
 /// No TSC of a machine that runs Linux counts slower, in Hz.
 const SLOWEST_HZ: u64 = 700_000_000;
 
+/// Wraps that are tried where no rate is known.
+const MOST_WRAPS: u64 = 256;
+
 /// Largest distance of a true interval from a multiple of 0.5 s that still speaks for it, in ns.
 const ON_THE_PERIOD_NS: u128 = 5_000_000;
 
@@ -213,17 +216,20 @@ fn on_the_period(
     if without.is_some_and(|rate| rate <= fastest) {
         return None;
     }
-    (1..=64)
-        .filter_map(|wraps| {
-            let interval = reference.interval_ns(wraps);
-            let rate = implied_rate(ticks, interval)?;
-            let past = interval % PERIOD_NS;
-            let off_ns = past.min(PERIOD_NS - past);
-            let possible = (slowest..=fastest).contains(&rate) && off_ns <= ON_THE_PERIOD_NS;
-            possible.then_some((off_ns, wraps))
-        })
-        .min()
-        .and_then(|(off_ns, wraps)| found(reference, ticks, wraps, Because::OnThePeriod { off_ns }))
+    // Two numbers of wraps that both fit settle nothing.
+    let mut fitting = (1..=MOST_WRAPS).filter_map(|wraps| {
+        let interval = reference.interval_ns(wraps);
+        let rate = implied_rate(ticks, interval)?;
+        let past = interval % PERIOD_NS;
+        let off_ns = past.min(PERIOD_NS - past);
+        let possible = (slowest..=fastest).contains(&rate) && off_ns <= ON_THE_PERIOD_NS;
+        possible.then_some((off_ns, wraps))
+    });
+    let (off_ns, wraps) = fitting.next()?;
+    if fitting.next().is_some() {
+        return None;
+    }
+    found(reference, ticks, wraps, Because::OnThePeriod { off_ns })
 }
 
 /// A counter at a new base.

@@ -72,6 +72,17 @@ pub(super) struct Archive {
 }
 
 impl Archive {
+    /// Files that are already in memory.
+    pub(super) fn of(files: &[(&str, &str)]) -> Self {
+        Self {
+            files: files
+                .iter()
+                .map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec()))
+                .collect(),
+            complaints: Complaints::default(),
+        }
+    }
+
     /// Reads the archive as far as it goes.
     pub(super) fn read(input: Box<dyn Read + Send>) -> Self {
         let mut archive = Self {

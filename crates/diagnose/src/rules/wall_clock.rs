@@ -22,6 +22,9 @@ const YEAR_2000_NS: i128 = 946_684_800 * 1_000_000_000;
 /// Behind by less than this is no stale clock, in ns.
 const LEAST_BEHIND_NS: i128 = 500_000_000;
 
+/// Off by less than this is what a reading over a network may be, in ns.
+const LEAST_OFF_NS: i128 = 100_000_000;
+
 /// Behind from the first row on, without a sign of a restore: from here on a restore is the likely reason, in ns.
 const LEAST_BEHIND_UNSEEN_NS: i128 = 60_000_000_000;
 
@@ -41,7 +44,36 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
     {
         findings.extend(epoch_in_log(facts));
     }
+    if findings.is_empty() {
+        findings.extend(facts.evidence.samples.seen().and_then(unsynchronised));
+    }
     findings
+}
+
+/// A wall clock that is off, and that nothing corrects while it is looked at.
+fn unsynchronised(samples: &Samples) -> Option<Finding> {
+    let outside = wall_reference(samples)?;
+    let (reference, realtime) = paired(samples, outside, Column::RealtimeNs)?;
+    let off = realtime.last()? - reference.last()?;
+    if off.abs() < LEAST_OFF_NS {
+        return None;
+    }
+    let rate = compare(samples, outside, Column::RealtimeNs, None, LEAST_STEP_NS)
+        .map_or(String::new(), |comparison| {
+            format!("; it runs {:+.1} ppm against it", comparison.rate.ppm)
+        });
+    Some(
+        Finding::new(
+            Code::ClockUnsynchronised,
+            format!("the wall clock is {:+.3} s off {} and nothing corrects it", seconds(off), outside.name()),
+        )
+        .seen(
+            format!("realtime minus {} is {:+.6} s in the last row{rate}", outside.name(), seconds(off)),
+            "samples.csv",
+        )
+        .because("No row shows a correction. Whether a daemon runs, and which bound it claims, the samples do not tell.")
+        .real("offset_s", seconds(off)),
+    )
 }
 
 /// Signs in the current boot that the machine slept.
@@ -276,13 +308,7 @@ fn epoch_missing(samples: &Samples) -> Option<Finding> {
             .because("The guest got no date: no RTC, no wall clock record of the hypervisor, or one that was filled with zeros.")
         });
     };
-    let (reference, realtime) = paired(samples, outside, Column::RealtimeNs)?;
-    let behind: Vec<i128> = reference
-        .iter()
-        .zip(&realtime)
-        .map(|(r, w)| r - w)
-        .collect();
-    let first = *behind.first()?;
+    let first = behind_at_first(samples, outside)?;
     if first.abs() < YEARS_NS {
         return None;
     }
@@ -308,6 +334,16 @@ fn epoch_missing(samples: &Samples) -> Option<Finding> {
         .because("The rate is right, so the counter is; the guest got no date, or a wrong one: no RTC, no wall clock record of the hypervisor, one that was filled with zeros, or the monotonic clock taken for the wall clock.")
         .real("behind_s", seconds(first)),
     )
+}
+
+/// How far realtime is behind in the first row that holds both.
+fn behind_at_first(samples: &Samples, outside: Column) -> Option<i128> {
+    let reference = samples.columns.get(&outside)?;
+    let realtime = samples.columns.get(&Column::RealtimeNs)?;
+    reference
+        .iter()
+        .zip(realtime)
+        .find_map(|(reference, realtime)| Some((*reference)? - (*realtime)?))
 }
 
 /// A real-time clock that says a year before any machine of today.
@@ -357,7 +393,7 @@ fn stale(facts: &Facts<'_>, samples: &Samples) -> Option<Finding> {
     let high = after.iter().max()?;
     let span = reference.last()? - reference.get(from)?;
     let slack = (span / 2000).max(20_000_000).max(last / 1000);
-    if high - low > slack {
+    if high - low > slack || (high - low) * 10 > last {
         return None;
     }
     let sign = interrupted(facts);

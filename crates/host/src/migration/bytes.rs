@@ -121,14 +121,29 @@ pub(super) fn decode<T>(
     Ok(value)
 }
 
-/// CRC-32 (IEEE 802.3), bit by bit: a state has a few hundred bytes.
+/// CRC-32 (IEEE 802.3) of each byte.
+const CRC_TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let (mut byte, mut seed) = (0, 0);
+    while byte < 256 {
+        let (mut crc, mut bit) = (seed, 0);
+        while bit < 8 {
+            crc = (crc >> 1) ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+        seed += 1;
+    }
+    table
+};
+
+/// CRC-32 (IEEE 802.3).
 fn crc32(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
-        }
+        let [low, ..] = crc.to_le_bytes();
+        crc = (crc >> 8) ^ CRC_TABLE[usize::from(low ^ byte)];
     }
     !crc
 }
@@ -244,5 +259,16 @@ impl Reader<'_> {
         Hertz::from_ratio(u128::from(numerator), u128::from(denominator))
             .filter(|rate| rate.numerator() == numerator)
             .ok_or(self.impossible())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::crc32;
+
+    /// The check value of CRC-32/ISO-HDLC.
+    #[test]
+    fn the_checksum_is_the_known_one() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
+pub mod partition;
+
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
 use chronovisor_abi::vmclock;

@@ -6,6 +6,7 @@
 mod command;
 mod exit;
 mod output;
+mod progress;
 mod provenance;
 mod render;
 

@@ -3,7 +3,6 @@
 mod all;
 mod clocks;
 mod migrate;
-mod progress;
 mod smp;
 mod timers;
 

@@ -1,18 +1,16 @@
 //! The measurement: all clocks in turn, round after round, on as many pinned threads as asked for.
 
-use std::io::IsTerminal;
 use std::sync::{Barrier, OnceLock};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
+use crate::progress::Progress;
 use anyhow::Context;
 use chronovisor_probe::cpus;
 use chronovisor_probe::resolution::{Steps, judge};
 use chronovisor_probe::timed_loop::{Reads, reads_for};
 use chronovisor_stats::median;
-use indicatif::{ProgressBar, ProgressStyle};
-
-use super::clock::Clock;
 
 /// Ticks of one batch: some 10 us, so that most batches see no interrupt.
 const BATCH_TICKS: u64 = 25_000;
@@ -229,40 +227,25 @@ fn join(clock: usize, threads: u16, workers: &[Vec<Seen>]) -> Measured {
     }
 }
 
-/// A progress bar, where somebody looks. The main thread moves it: a measuring thread has better things to do.
+/// The progress bar. The main thread moves it: a measuring thread has better things to do.
 struct Bar {
-    bar: Option<ProgressBar>,
+    progress: Progress,
     started: Instant,
+    whole: Duration,
 }
 
 impl Bar {
     fn new(whole: Duration) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{bar:30} {elapsed} of about {msg}")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            let whole_ms = u64::try_from(whole.as_millis()).unwrap_or(u64::MAX);
-            ProgressBar::new(whole_ms)
-                .with_style(style)
-                .with_message(format!("{} s", whole.as_secs() + 1))
-        });
         Self {
-            bar,
+            progress: Progress::start(),
             started: Instant::now(),
+            whole,
         }
     }
 
     fn look(&self) {
-        if let Some(bar) = &self.bar {
-            bar.set_position(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX));
-        }
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        let share = self.started.elapsed().as_secs_f64() / self.whole.as_secs_f64();
+        self.progress.at("reading every clock in turn", share);
     }
 }
 

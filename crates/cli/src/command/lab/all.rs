@@ -10,9 +10,9 @@ use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::progress::Progress;
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use crate::provenance::Provenance;
 
 /// Every experiment in one run, and one table beside the published figures

@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use crate::provenance::Provenance;
 
 /// Cost of one read of each clock in ring 3 and ring 0, and whether clocks that must agree do

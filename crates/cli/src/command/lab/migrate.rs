@@ -9,9 +9,9 @@ use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use crate::provenance::Provenance;
 
 /// Moves a guest that reads every clock from VM to VM, and counts the steps back that its vCPUs see

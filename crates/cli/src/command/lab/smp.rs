@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use crate::provenance::Provenance;
 
 /// How long CPUs take to come up when each calibrates its delay loop, copies it from a sibling, or is handed it

@@ -8,9 +8,9 @@ use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use crate::provenance::Provenance;
 
 /// 1 ms ticks of local APIC timers: KVM's in-kernel APIC and ours in user space, each mode

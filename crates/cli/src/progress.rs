@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 const STEPS: f64 = 1000.0;
 
 /// A bar on stderr if that is a terminal, else nothing.
-pub(super) struct Progress(Option<ProgressBar>);
+pub(crate) struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:30} {elapsed} {msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -19,7 +19,7 @@ impl Progress {
     }
 
     /// How far it is: 0 to 1.
-    pub(super) fn at(&self, message: &str, share: f64) {
+    pub(crate) fn at(&self, message: &str, share: f64) {
         if let Some(bar) = &self.0 {
             bar.set_message(message.to_owned());
             #[allow(

@@ -3,12 +3,15 @@
 //!
 //! `cargo run --release --bin peers` in `bench/`. Exit code 1 if a ratio is above its bound.
 
+use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use chronovisor_abi::scale::{mul_high, mul_limbs};
 use chronovisor_bench::{Contender, hundredths, median, page, record, round};
 use chronovisor_guest::clock::GuestClock;
 use chronovisor_guest::counter::{Ordered, Rdtscp, Unordered, rdtsc, rdtscp};
+use chronovisor_guest::guard::{CoarseGuard, GlobalGuard, Guarded};
 use chronovisor_guest::linux::Clock;
 use chronovisor_guest::linux::os_clock::ClockId;
 use chronovisor_guest::linux::pages::KernelPages;
@@ -18,7 +21,9 @@ use chronovisor_guest::reference_tsc::ReferencePage;
 const ROUNDS: usize = 9;
 const CHUNKS: u32 = 40;
 const READS: u32 = 5_000;
-
+/// A counter value and a reference page's multiplier.
+const LEFT: u64 = 0x1234_5678_9abc_def0;
+const RIGHT: u64 = 0x00fc_0fc0_fc0f_c0fc;
 /// Each a row of the printed table: the first is to cost at most so many times the second.
 const BOUNDS: [(&str, &str, f64); 9] = [
     ("chronovisor now", "rdtsc", 1.10),
@@ -58,6 +63,14 @@ fn main() -> ExitCode {
     let by_page_unordered = ReferencePage::new(page, Unordered);
     let quanta = &quanta;
     let pvclock = &pvclock;
+    let (global, coarse) = (
+        GlobalGuard::new(),
+        CoarseGuard::with_quantum_of_2_to_the::<10>(),
+    );
+    let (guarded, coarsely_guarded) = (
+        Guarded::new(pvclock, &global),
+        Guarded::new(pvclock, &coarse),
+    );
     let mut contenders = [
         contender!("rdtsc", rdtsc),
         contender!("chronovisor now", || clock.now()),
@@ -70,6 +83,17 @@ fn main() -> ExitCode {
         contender!("reference page, rdtsc", || by_page_unordered.read()),
         contender!("pvclock page", || pvclock.read()),
         contender!("vDSO MONOTONIC", || ClockId::MONOTONIC.now()),
+        contender!("pvclock, guarded", || guarded.read()),
+        contender!("pvclock, coarse guard", || coarsely_guarded.read()),
+        contender!("64x64 bits by u128", || mul_high(
+            black_box(LEFT),
+            black_box(RIGHT)
+        )),
+        contender!("64x64 bits by limbs", || mul_limbs(
+            black_box(LEFT),
+            black_box(RIGHT)
+        )
+        .0),
     ];
     round(&mut contenders, 5, READS);
     let rounds: Vec<Vec<u64>> = (0..ROUNDS)

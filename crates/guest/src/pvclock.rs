@@ -41,7 +41,7 @@
 //! Linux `Documentation/virt/kvm/x86/msr.rst` (MSR_KVM_SYSTEM_TIME_NEW), `arch/x86/kernel/pvclock.c`.
 
 use chronovisor_abi::pvclock::{Contents, Flags, Record, Slot};
-use chronovisor_abi::quantity::{Nanos, Reading, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Nanos, Reading, Tsc};
 use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::seqlock::{DEFAULT_TRIES, ReadError};
 
@@ -69,14 +69,12 @@ pub struct Observation {
 impl Observation {
     #[inline]
     fn new(contents: Contents, tsc: Tsc) -> Result<Self, PvclockError> {
-        let scale = contents.scale()?;
-        let delta = if tsc.is_before(contents.tsc_timestamp) {
-            TscDelta::ZERO
+        let at = if tsc.is_before(contents.tsc_timestamp) {
+            contents.tsc_timestamp
         } else {
-            tsc.wrapping_delta(contents.tsc_timestamp)
+            tsc
         };
-        // wrapping: the interface counts modulo 2^64 ns.
-        let time = contents.system_time.wrapping_add(scale.nanos(delta));
+        let time = contents.time_at(at)?;
         Ok(Self {
             contents,
             reading: Reading::new(time, tsc),
@@ -178,11 +176,31 @@ impl<C: Counter> GuestClock for SharedRecord<'_, C> {
     type Time = Nanos;
     type Error = PvclockError;
 
+    /// Inlined is the one look that nearly always suffices; all else is out of line, so that the time stays in registers.
     #[inline]
     fn read(&self) -> Result<Reading<Nanos>, PvclockError> {
+        if let Ok((contents, tsc, _)) = self.record.try_read(|| self.counter.read())
+            && self.is_stable(contents.flags)
+            && let Some(time) = time_behind(&contents, tsc)
+        {
+            return Ok(Reading::new(time, tsc));
+        }
+        self.read_slowly()
+    }
+}
+
+impl<C: Counter> SharedRecord<'_, C> {
+    #[inline]
+    fn is_stable(&self, flags: Flags) -> bool {
+        self.stable_bit == StableBit::Advertised && flags.contains(Flags::TSC_STABLE)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_slowly(&self) -> Result<Reading<Nanos>, PvclockError> {
         let seen = self.observe()?;
         let flags = seen.contents.flags;
-        if self.stable_bit == StableBit::Advertised && flags.contains(Flags::TSC_STABLE) {
+        if self.is_stable(flags) {
             Ok(seen.reading)
         } else {
             Err(PvclockError::NotStable {
@@ -191,6 +209,15 @@ impl<C: Counter> GuestClock for SharedRecord<'_, C> {
             })
         }
     }
+}
+
+/// The time at a counter value behind the record's timestamp; `None` before it, or if the record is damaged.
+#[inline]
+fn time_behind(contents: &Contents, tsc: Tsc) -> Option<Nanos> {
+    if tsc.is_before(contents.tsc_timestamp) {
+        return None;
+    }
+    contents.time_at(tsc).ok()
 }
 
 /// A record for each CPU, read on its own CPU.
@@ -271,6 +298,23 @@ impl<C: CpuCounter> GuestClock for PerCpuRecords<'_, C> {
 
     #[inline]
     fn read(&self) -> Result<Reading<Nanos>, PvclockError> {
+        let cpu = self.counter.read_on_cpu().1;
+        if let Some(slot) = self.slots.get(cpu)
+            && let Ok((contents, (tsc, now_on), _)) =
+                slot.record.try_read(|| self.counter.read_on_cpu())
+            && now_on == cpu
+            && let Some(time) = time_behind(&contents, tsc)
+        {
+            return Ok(Reading::new(time, tsc));
+        }
+        self.read_slowly()
+    }
+}
+
+impl<C: CpuCounter> PerCpuRecords<'_, C> {
+    #[cold]
+    #[inline(never)]
+    fn read_slowly(&self) -> Result<Reading<Nanos>, PvclockError> {
         self.observe().map(|(seen, _)| seen.reading)
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod clock_checks;
 pub mod clock_guest;
+pub mod contended_line;
 pub mod guest_machine;
 pub mod historical_clock;
 pub mod historical_lapic;

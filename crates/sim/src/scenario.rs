@@ -22,6 +22,7 @@
 //! None.
 
 pub mod clock_update;
+pub mod guard_scaling;
 pub mod lapic_spikes;
 pub mod migration;
 pub mod smp_boot;
@@ -56,6 +57,11 @@ pub const BUILTIN: &[Builtin] = &[
         name: smp_boot::NAME,
         about: "16 and 32 CPUs brought up: every one calibrates its delay loop, copies it from a sibling, or is told",
         toml: include_str!("scenario/smp-boot.toml"),
+    },
+    Builtin {
+        name: guard_scaling::NAME,
+        about: "1 to 64 CPUs that read one clock without a guard, under a last value for all, and under a coarse one",
+        toml: include_str!("scenario/guard-scaling.toml"),
     },
 ];
 

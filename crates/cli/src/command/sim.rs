@@ -2,6 +2,7 @@
 
 mod clock_update;
 mod document;
+mod guard_scaling;
 mod kind;
 mod lapic_spikes;
 mod merge;

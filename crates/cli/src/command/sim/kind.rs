@@ -1,7 +1,7 @@
 //! Which scenarios there are: the one place that names each type.
 
 use chronovisor_sim::scenario::{
-    self, ScenarioError, clock_update, lapic_spikes, migration, smp_boot,
+    self, ScenarioError, clock_update, guard_scaling, lapic_spikes, migration, smp_boot,
 };
 
 use super::Options;
@@ -12,6 +12,7 @@ use crate::exit::Exit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     ClockUpdate,
+    GuardScaling,
     LapicSpikes,
     Migration,
     SmpBoot,
@@ -21,6 +22,7 @@ impl Kind {
     pub(super) fn of_name(name: &str) -> Option<Self> {
         match name {
             clock_update::NAME => Some(Self::ClockUpdate),
+            guard_scaling::NAME => Some(Self::GuardScaling),
             lapic_spikes::NAME => Some(Self::LapicSpikes),
             migration::NAME => Some(Self::Migration),
             smp_boot::NAME => Some(Self::SmpBoot),
@@ -43,6 +45,7 @@ impl Kind {
     pub(super) fn simulate(self, text: &str, options: &Options) -> anyhow::Result<Exit> {
         match self {
             Self::ClockUpdate => super::simulate::<clock_update::ClockUpdate>(text, options),
+            Self::GuardScaling => super::simulate::<guard_scaling::GuardScaling>(text, options),
             Self::LapicSpikes => super::simulate::<lapic_spikes::LapicSpikes>(text, options),
             Self::Migration => super::simulate::<migration::Migration>(text, options),
             Self::SmpBoot => super::simulate::<smp_boot::SmpBoot>(text, options),
@@ -52,6 +55,7 @@ impl Kind {
     pub(super) fn merge(self, parts: Vec<Part>, options: &merge::Args) -> anyhow::Result<Exit> {
         match self {
             Self::ClockUpdate => merge::merge::<clock_update::ClockUpdate>(parts, options),
+            Self::GuardScaling => merge::merge::<guard_scaling::GuardScaling>(parts, options),
             Self::LapicSpikes => merge::merge::<lapic_spikes::LapicSpikes>(parts, options),
             Self::Migration => merge::merge::<migration::Migration>(parts, options),
             Self::SmpBoot => merge::merge::<smp_boot::SmpBoot>(parts, options),

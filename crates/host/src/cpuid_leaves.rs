@@ -218,6 +218,23 @@ impl Offer {
         Ok(leaves)
     }
 
+    /// Whether a guest can learn the counter's rate from what is offered. If not it needs another timer to calibrate against, and one that has
+    /// none does not boot.
+    #[must_use]
+    pub const fn tells_tsc_rate(&self) -> bool {
+        let Privileges {
+            hyperv_eax,
+            kvm_eax,
+            ..
+        } = self.privileges;
+        hyperv_eax & hyperv::ACCESS_FREQUENCIES != 0
+            || kvm_eax & (kvm::CLOCKSOURCE | kvm::CLOCKSOURCE2) != 0
+            || matches!(self.crystal, Crystal::FromApicRate)
+            || (kvm_eax != 0
+                && hyperv_eax == 0
+                && matches!(self.hypervisor_frequencies, HypervisorFrequencies::Offered))
+    }
+
     fn check_privileges(&self) -> Result<(), OfferError> {
         let Privileges {
             hyperv_eax: eax,

@@ -5,12 +5,14 @@
 //! `rdtsc` is an ordinary instruction to the processor: it may run before earlier loads have finished and after later ones have
 //! begun. How far it slips is bounded by the out-of-order window, which is well under 1 us. Each type here fixes one edge or both:
 //!
-//! | type | not before earlier instructions | not after later ones | cost against `rdtsc` |
-//! | --- | --- | --- | --- |
-//! | [`Unordered`] `rdtsc` | no | no | 1 |
-//! | [`LfenceRdtsc`] `lfence; rdtsc` | yes | no | about 1.8 |
-//! | [`Rdtscp`] `rdtscp` | yes | no | about 1.7 |
-//! | [`Fenced`] `mfence; lfence; rdtsc; lfence` | yes, stores too | yes | several times |
+//! | type | not before earlier instructions | not after later ones |
+//! | --- | --- | --- |
+//! | [`Unordered`] `rdtsc` | no | no |
+//! | [`LfenceRdtsc`] `lfence; rdtsc` | yes | no |
+//! | [`Rdtscp`] `rdtscp` | yes | no |
+//! | [`Fenced`] `mfence; lfence; rdtsc; lfence` | yes, stores too | yes |
+//!
+//! Each costs more than the one above it or about the same: the example `read_cost` measures them.
 //!
 //! # Practice
 //!

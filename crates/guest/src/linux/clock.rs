@@ -26,13 +26,13 @@
 //! ```
 //!
 //! It counts ns from its creation, at the rate of its source: the host's undisciplined rate, so that two readings' difference is not bent by a time daemon.
-//! Making one takes some 0.3 ms; share it by reference, or use [`Clock::of_process`]. [`Clock::now`] costs what `rdtsc` costs,
+//! Making one takes a check of the source's rate over 0.1 ms and some CPUID exits; share it by reference, or use [`Clock::of_process`]. [`Clock::now`] costs what `rdtsc` costs,
 //! [`Clock::now_ordered`] what `rdtscp` costs.
 //!
 //! **What "never back" means.** A reading that happens before another (same thread, or handed over by any synchronisation) is never later than it, for
 //! [`Clock::now_ordered`], in all threads. [`Clock::now`] reads the counter out of order: in one thread it never goes back either, but between threads it can
-//! seem early by as much as the processor looks ahead, less than 1 us and typically a few ns. Both hold over every change of the source: see
-//! [`Report::events`](Events) for what changed. One case no reader can see: the host sets the counter back *and* its page's time with it.
+//! seem early by as much as the processor looks ahead, less than 1 us; the crate's own test provokes it and sees 0 to some tens of ns. Both hold over
+//! every change of the source: see [`Events`] for what changed. One case no reader can see: the host sets the counter back *and* its page's time with it.
 //!
 //! # Migration
 //!
@@ -45,6 +45,8 @@
 //! - The slow path (a change, or a check against the operating system's clock every 1 ms to 64 s) takes a lock: a signal handler that interrupts it must not read the
 //!   same clock, and a process forked while another thread is in it must not use it.
 //! - With source 3 a migration to a counter of another rate is noticed by the next check at the latest, and only if the kernel's clock notices it.
+//! - Where the counter moves and its page becomes unusable in one step, the clock goes on by the operating system's clock since the last check: to within what the two have
+//!   drifted apart since then.
 //! - Time that the machine is suspended is counted if the source counts it: the pages do, the TSC may, MONOTONIC_RAW does not.
 //!
 //! # References
@@ -81,7 +83,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that starts at 0 now, on the best source of this machine. It takes some 0.3 ms: CPUID exits, and a check of the source's rate.
+    /// A clock that starts at 0 now, on the best source of this machine. It takes some CPUID exits and a check of the source's rate over 0.1 ms.
     #[must_use]
     pub fn new() -> Self {
         let (sources, rejected) = source::candidates(crate::cpuid::leaf);
@@ -120,7 +122,7 @@ impl Clock {
         self.now().saturating_sub(earlier)
     }
 
-    /// This clock and CLOCK_REALTIME at one instant, to within half a bracket, which is some 20 ns. `None` if the wall clock stands before 1970.
+    /// This clock and CLOCK_REALTIME at one instant, to within half a bracket around the wall clock's reading. `None` if the wall clock stands before 1970.
     #[must_use]
     pub fn to_realtime(&self) -> Option<RealtimePair> {
         realtime::pair(|| self.now_ordered(), || ClockId::REALTIME.now())

@@ -109,6 +109,7 @@ impl<M: Machine> Engine<M> {
             rejected: self.rejected.clone(),
             rate: rate.map(|(rate, _)| rate),
             rate_bound: rate.map(|(_, bound)| bound),
+            offset_ns: slow.steering.offset_ns(),
             events: slow.steering.events(),
         }
     }

@@ -42,6 +42,8 @@ pub struct Report {
     pub rate: Option<Hertz>,
     /// How far that rate can be off the source's own time: zero where the source is a page, whose rate is exact by definition.
     pub rate_bound: Option<Ppb>,
+    /// The clock's time less that of what it stands on now, modulo 2^64 ns: taken at the last switch, so that the clock went on without a step.
+    pub offset_ns: u64,
     /// What has happened since the clock was made.
     pub events: Events,
 }

@@ -338,6 +338,14 @@ impl Steering {
         }
     }
 
+    /// The clock's time less that of what it stands on, modulo 2^64 ns.
+    pub(crate) fn offset_ns(&self) -> u64 {
+        match &self.state {
+            State::OnCounter(now) => now.bias_ns,
+            State::OnOperatingSystem(now) => now.offset_ns,
+        }
+    }
+
     /// The counter's rate, and how far it can be off the source's own.
     pub(crate) fn rate(&self) -> Option<(Hertz, Ppb)> {
         match &self.state {

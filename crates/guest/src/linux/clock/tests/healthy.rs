@@ -50,6 +50,17 @@ fn d80_a_flag_that_goes_away_at_run_time_is_a_counted_and_continuous_fall_back()
                 assert!(off.abs() < 200, "round {round}: {off} ns off");
             }
             assert_eq!(clock.report().fallen_back.is_some(), fallen_back);
+            // What is reported is what was taken: it leads from the clock underneath to this one.
+            let underneath = if fallen_back {
+                world.raw_ahead_ns.get()
+            } else {
+                0
+            } + world.now_ns.get();
+            let by_offset = underneath.wrapping_add(clock.report().offset_ns);
+            assert!(
+                by_offset.abs_diff(read(&clock, &world)) < 100,
+                "round {round}"
+            );
         }
         let events = clock.report().events;
         assert_eq!((events.fall_backs, events.returns), (round, round));

@@ -10,7 +10,6 @@ const SOFTWARE_ENABLE: u64 = 0x100;
 const COMMAND: u32 = 0x830;
 const LVT_TIMER: u32 = 0x832;
 const INITIAL_COUNT: u32 = 0x838;
-const CURRENT_COUNT: u32 = 0x839;
 const DIVIDE: u32 = 0x83E;
 const TSC_DEADLINE: u32 = 0x6E0;
 const DIVIDE_BY_1: u64 = 0xB;
@@ -52,11 +51,6 @@ pub fn stop_timer() {
 /// Starts counting down from `count`.
 pub fn count_down(count: u64) {
     wrmsr(INITIAL_COUNT, count);
-}
-
-/// What is left to count.
-pub fn current_count() -> u64 {
-    rdmsr(CURRENT_COUNT)
 }
 
 /// Arms the deadline, in guest TSC.

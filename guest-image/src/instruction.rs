@@ -66,15 +66,6 @@ pub fn out32(port: u16, value: u32) {
     };
 }
 
-/// `in` of 8 bits.
-#[inline(always)]
-pub fn in8(port: u16) -> u8 {
-    let value: u8;
-    // SAFETY: as above.
-    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nostack, preserves_flags)) };
-    value
-}
-
 /// `rdtsc` that waits for earlier loads: the brackets of every measurement (ring 0 of a software KVM has no `rdtscp`).
 #[inline(always)]
 pub fn ordered_tsc() -> u64 {

@@ -6,7 +6,7 @@ use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use chronovisor_abi::msr::{ENABLE, Msr};
-use chronovisor_abi::pvclock::{Record, Slot};
+use chronovisor_abi::pvclock::{Record, Slot, WallClockRecord};
 use chronovisor_abi::quantity::{Reading, RefTime};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
 use chronovisor_guest::clock::GuestClock;
@@ -91,6 +91,24 @@ pub fn register_pvclock() -> [Result<(), Refused>; 2] {
         (OUR_SYSTEM_TIME_MSR, &OUR_RECORDS),
     ]
     .map(|(msr, records)| try_wrmsr(msr, core::ptr::from_ref(slot(records, cpu)) as u64 | ENABLE))
+}
+
+/// Registers this CPU's record with KVM alone; ring 0.
+pub fn register_kvm_pvclock() -> Result<(), Refused> {
+    let cpu = cpu::this().index.load(Ordering::Relaxed);
+    try_wrmsr(
+        Msr::KVM_SYSTEM_TIME.0,
+        core::ptr::from_ref(slot(&KVM_RECORDS, cpu)) as u64 | ENABLE,
+    )
+}
+
+/// Has KVM fill the wall-clock record; ring 0. The wall time at the guest's 0, in s, if KVM did.
+pub fn register_wall_clock() -> Option<u64> {
+    static WALL: Records = Records::new();
+    // SAFETY: the array is static, aligned and larger than the record, which is made of atomics and valid for any bits.
+    let record = unsafe { &*(&raw const WALL).cast::<WallClockRecord>() };
+    try_wrmsr(Msr::KVM_WALL_CLOCK.0, (&raw const WALL) as u64).ok()?;
+    record.read(100).ok().map(|wall| u64::from(wall.sec))
 }
 
 /// KVM's own record of CPU 0.

@@ -54,6 +54,8 @@ pub mod status {
     pub const PANIC: u32 = 0x11;
     /// An exception without a handler; the registers are on the serial port.
     pub const FAULT: u32 = 0x12;
+    /// A conformance check failed.
+    pub const NOT_CONFORMING: u32 = 0x14;
     /// The job names no known experiment.
     pub const BAD_JOB: u32 = 0x13;
 }
@@ -72,6 +74,8 @@ pub mod experiment {
     pub const TIMERS: u64 = 5;
     /// Reads all clocks while the VMM moves the guest.
     pub const MIGRATE: u64 = 6;
+    /// The conformance checks, as TAP on the serial port.
+    pub const CONFORMANCE: u64 = 8;
     /// Misbehaves on purpose; argument 0 says how.
     pub const HOSTILE: u64 = 7;
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chronovisor_lab::contract::{Job, experiment};
-use chronovisor_lab::experiment::{clocks, migrate, smp, timers};
+use chronovisor_lab::experiment::{clocks, conformance, migrate, smp, timers};
 use chronovisor_lab::machine::{Devices, Machine, NoDevices, Setup};
 
 fn quiet() -> impl FnMut(&str, f64) {
@@ -160,7 +160,9 @@ fn every_timer_ticks() {
     for row in &report.rows {
         assert_eq!(row.intervals, 49, "{row:?}");
         // Merge and skip never give more ticks than the grid has. A deadline timer and a catch-up may give late ones faster.
-        if row.timer == "periodic" && row.policy != Some("catch-up") || row.timer == "synthetic-direct" {
+        if row.timer == "periodic" && row.policy != Some("catch-up")
+            || row.timer == "synthetic-direct"
+        {
             assert!(row.mean_us > 990.0, "{row:?}");
         }
         if row.timer == "one-shot" {
@@ -196,4 +198,21 @@ fn no_clock_steps_back_at_a_move() {
             "the raw counter was not moved: {report:#?}"
         );
     }
+}
+
+/// Every check of the conformance image holds on our own VMM, and none is skipped.
+#[test]
+fn our_own_vmm_conforms() {
+    let Some(backend) = kvm::open() else { return };
+    let outcome = conformance::run(&backend).unwrap();
+    let lines = |start: &str| {
+        outcome
+            .tap
+            .lines()
+            .filter(|line| line.starts_with(start))
+            .count()
+    };
+    assert!(outcome.holds && lines("not ok") == 0, "{}", outcome.tap);
+    assert_eq!(lines("ok "), 15, "{}", outcome.tap);
+    assert!(!outcome.tap.contains("SKIP"), "{}", outcome.tap);
 }

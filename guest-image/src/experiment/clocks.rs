@@ -97,12 +97,14 @@ fn sched_clock(rows: &Rows<'_>) {
         return;
     }
     let ns = |now: Result<Nanos, core::convert::Infallible>| now.map_or(0, Nanos::as_ns);
-    if let Ok(sched) = SchedClock::start(user::reference_clock()) {
+    {
+        let Ok(sched) = SchedClock::start(user::reference_clock());
         rows.user(row::SCHED_CLOCK_PAGE, rows.job.reads_user, || {
             ns(sched.now())
         });
     }
-    if let Ok(sched) = SchedClock::start(user::CounterMsr) {
+    {
+        let Ok(sched) = SchedClock::start(user::CounterMsr);
         rows.user(
             row::SCHED_CLOCK_MSR,
             rows.job.reads_exit,

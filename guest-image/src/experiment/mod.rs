@@ -2,6 +2,7 @@
 
 mod agreement;
 mod clocks;
+mod conformance;
 mod hostile;
 mod migrate;
 mod smp;
@@ -10,10 +11,13 @@ mod timers;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::contract::{experiment, status};
-use crate::report;
+use crate::{boot, report};
 
 /// Runs this CPU's part of the job.
 pub extern "C" fn run() -> ! {
+    if boot::by_pvh() {
+        report::finish(conformance());
+    }
     let Some(job) = report::job() else {
         report::finish(status::BAD_JOB)
     };
@@ -23,11 +27,20 @@ pub extern "C" fn run() -> ! {
         experiment::AGREEMENT => agreement::run(&job),
         experiment::SMP => smp::run(&job),
         experiment::MIGRATE => migrate::run(&job),
+        experiment::CONFORMANCE => report::finish(conformance()),
         experiment::TIMERS => timers::run(&job),
         experiment::HOSTILE => hostile::run(&job),
         _ => report::finish(status::BAD_JOB),
     }
     report::finish(status::DONE)
+}
+
+fn conformance() -> u32 {
+    if conformance::run() == 0 {
+        status::DONE
+    } else {
+        status::NOT_CONFORMING
+    }
 }
 
 /// All CPUs of the job arrive before any leaves.

@@ -2,6 +2,7 @@
 
 mod all;
 mod clocks;
+mod conformance;
 mod migrate;
 mod smp;
 mod timers;
@@ -40,6 +41,7 @@ Needs /dev/kvm; without it the exit code is 4.";
 enum Experiment {
     All(all::Args),
     Clocks(clocks::Args),
+    Conformance(conformance::Args),
     Smp(smp::Args),
     Migrate(migrate::Args),
     Timers(timers::Args),
@@ -54,6 +56,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
     match args.experiment {
         Experiment::All(args) => all::run(&args),
         Experiment::Clocks(args) => clocks::run(&args),
+        Experiment::Conformance(args) => conformance::run(&args),
         Experiment::Smp(args) => smp::run(&args),
         Experiment::Migrate(args) => migrate::run(&args),
         Experiment::Timers(args) => timers::run(&args),

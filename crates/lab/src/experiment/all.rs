@@ -265,7 +265,7 @@ impl Table {
         };
         self.line(
             "S3",
-            format!("raw TSC: reads that went back, {moves} moves"),
+            "raw TSC: reads that went back at moves".to_owned(),
             raw,
             "steps",
             None,

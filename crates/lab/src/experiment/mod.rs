@@ -3,6 +3,7 @@
 pub mod agreement;
 pub mod all;
 pub mod clocks;
+pub mod conformance;
 pub mod migrate;
 mod seeds;
 pub mod smp;

@@ -24,7 +24,7 @@ use crate::{LabError, image};
 pub use devices::{Devices, NoDevices, Refused};
 pub use kick::Kicker;
 pub use run::{Ended, Run, Running};
-pub use setup::{Apic, HypervMsrs, Secondary, Setup};
+pub use setup::{Apic, Owner, Secondary, Setup};
 pub use state::{VcpuState, set_tsc_offset, tsc_offset};
 pub use vcpu::End;
 

@@ -9,6 +9,8 @@ use crate::LabError;
 
 /// The Hyper-V MSRs, all of which are ours.
 const HYPERV_MSRS: std::ops::Range<u32> = 0x4000_0000..0x4000_0200;
+/// Wall clock and system time.
+const KVM_CLOCK_MSRS: u32 = 0x4B56_4D00;
 const IA32_TSC_DEADLINE: u32 = 0x6E0;
 
 /// Who owns the local APIC.
@@ -22,9 +24,9 @@ pub enum Apic {
     UserSpace,
 }
 
-/// Who answers Hyper-V's MSRs.
+/// Who answers a group of MSRs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HypervMsrs {
+pub enum Owner {
     /// A device of ours.
     Ours,
     /// KVM.
@@ -48,7 +50,9 @@ pub struct Setup {
     /// The APIC.
     pub apic: Apic,
     /// Hyper-V's MSRs.
-    pub hyperv_msrs: HypervMsrs,
+    pub hyperv_msrs: Owner,
+    /// KVM's own clock MSRs.
+    pub kvm_clock_msrs: Owner,
     /// How the other vCPUs start.
     pub secondary: Secondary,
     /// Hypervisor leaves of CPUID, instead of KVM's own: (leaf, registers).
@@ -62,7 +66,8 @@ impl Setup {
         Self {
             vcpus,
             apic: Apic::None,
-            hyperv_msrs: HypervMsrs::Ours,
+            hyperv_msrs: Owner::Ours,
+            kvm_clock_msrs: Owner::Kvm,
             secondary: Secondary::Started,
             hypervisor_leaves: Vec::new(),
         }
@@ -82,12 +87,20 @@ pub(super) fn divert_msrs(vm: &VmFd, setup: &Setup) -> Result<(), LabError> {
     // A zero bit denies, and a denied access exits to us.
     let none = [0; 64];
     let mut ranges = Vec::new();
-    if setup.hyperv_msrs == HypervMsrs::Ours {
+    if setup.hyperv_msrs == Owner::Ours {
         ranges.push(MsrFilterRange {
             flags,
             base: HYPERV_MSRS.start,
             msr_count: HYPERV_MSRS.end - HYPERV_MSRS.start,
             bitmap: &none,
+        });
+    }
+    if setup.kvm_clock_msrs == Owner::Ours {
+        ranges.push(MsrFilterRange {
+            flags,
+            base: KVM_CLOCK_MSRS,
+            msr_count: 8,
+            bitmap: &[0xFC],
         });
     }
     if setup.apic == Apic::UserSpace {

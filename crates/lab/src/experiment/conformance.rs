@@ -1,0 +1,105 @@
+//! `lab conformance`: the checks that the guest image runs on any VMM, here on ours.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use chronovisor_abi::cpuid::{HYPERVISOR_BASE, Leaf};
+use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
+use chronovisor_host::cpuid_leaves::{Crystal, HypervisorFrequencies, InvariantTsc, Offer};
+use chronovisor_host::msr_surface::Privileges;
+use chronovisor_host::partition_clock::{Change, TimeOfDay};
+
+use super::GuestCounter;
+use crate::LabError;
+use crate::backend::Backend;
+use crate::clocks::{BUS, Clocks};
+use crate::contract::{Job, experiment, status};
+use crate::machine::{Devices, End, Machine, Owner, Setup};
+use crate::pages::GuestPages;
+
+/// What the guest said.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The guest's output, in the Test Anything Protocol.
+    pub tap: String,
+    /// Every check held.
+    pub holds: bool,
+}
+
+/// Runs the checks with all clocks served by `chronovisor-host`.
+///
+/// # Errors
+///
+/// [`LabError`] if the guest does not come to its end.
+pub fn run(backend: &Backend) -> Result<Outcome, LabError> {
+    let job = Job::new(experiment::CONFORMANCE, 1);
+    // The rate is needed for the leaves, and the leaves for the machine: ask another one.
+    let counter = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?;
+    let offer = Offer {
+        privileges: Privileges::EVERYTHING,
+        tsc: counter.rate,
+        apic: BUS,
+        crystal: Crystal::Absent,
+        processor_mhz: None,
+        hypervisor_frequencies: HypervisorFrequencies::Absent,
+        invariant_tsc: InvariantTsc::No,
+        max_vcpus: 1,
+        version: Leaf::ZERO,
+    };
+    let leaves = offer
+        .leaves()
+        .map_err(|error| LabError::Guest(format!("the CPUID leaves: {error}")))?;
+    let hypervisor_leaves = leaves
+        .iter()
+        .map(|(number, leaf)| (number, [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]));
+    let setup = Setup {
+        kvm_clock_msrs: Owner::Ours,
+        hypervisor_leaves: hypervisor_leaves
+            .filter(|(number, _)| number & HYPERVISOR_BASE != 0)
+            .collect(),
+        ..Setup::new(1)
+    };
+    let mut machine = Machine::new(backend, &setup, &job)?;
+    let counter = GuestCounter::of(&machine)?;
+    let pages = GuestPages::new(machine.memory().clone());
+    let clocks = Clocks::start(1, counter.rate, counter.offset, pages)?;
+    clocks.update(Change::TimeOfDay(time_of_day(&clocks)?))?;
+    let devices: Arc<dyn Devices> = Arc::new(clocks);
+    let run = machine.run(&devices, Duration::from_secs(30))?;
+    match run.ended.first().map(|ended| &ended.end) {
+        Some(End::Done(status::DONE)) => Ok(Outcome {
+            tap: run.serial,
+            holds: true,
+        }),
+        Some(End::Done(status::NOT_CONFORMING)) => Ok(Outcome {
+            tap: run.serial,
+            holds: false,
+        }),
+        _ => Err(LabError::Guest(run.trouble())),
+    }
+}
+
+/// This machine's UTC, which lies so many whole seconds behind TAI.
+fn time_of_day(clocks: &Clocks) -> Result<TimeOfDay, LabError> {
+    const TAI_LESS_UTC_SEC: i16 = 37;
+    let utc = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_err(|_| LabError::Guest("this machine's clock stands before 1970".into()))?;
+    let frac = (u128::from(utc.subsec_nanos()) << 64) / 1_000_000_000;
+    Ok(TimeOfDay {
+        tsc: clocks.guest_tsc(),
+        tai: WallTime {
+            sec: utc
+                .as_secs()
+                .saturating_add(TAI_LESS_UTC_SEC.unsigned_abs().into()),
+            frac_sec: u64::try_from(frac).unwrap_or(u64::MAX),
+        },
+        tai_offset_sec: Some(TAI_LESS_UTC_SEC),
+        leap: LeapIndicator::NONE,
+        status: ClockStatus::FREERUNNING,
+        estimated_error: None,
+        maximum_error: None,
+        rate_estimated_error: None,
+        rate_maximum_error: None,
+    })
+}

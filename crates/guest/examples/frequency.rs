@@ -35,6 +35,13 @@ fn main() {
                 }
                 Err(error) => eprintln!("no pvclock channel: {error}"),
             }
+            match pages.hyperv().map(|page| page.parameters()) {
+                Ok(Ok(page)) => {
+                    estimates.extend(Estimate::from_reference_page(&page, Granularity::Kilohertz))
+                }
+                Ok(Err(error)) => eprintln!("no Hyper-V channel: {error}"),
+                Err(error) => eprintln!("no Hyper-V channel: {error}"),
+            }
             let kernel = pages.time_data().ok().and_then(|page| page.read());
             estimates.extend(kernel.and_then(|data| data.estimate()));
         }

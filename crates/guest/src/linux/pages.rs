@@ -37,7 +37,8 @@
 use std::io;
 
 use chronovisor_abi::pvclock::{Record, SLOT_BYTES, Slot};
-use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_abi::reference_tsc::{Parameters, ReferenceTscPage};
+use chronovisor_abi::seqlock::{DEFAULT_TRIES, ReadError};
 
 use super::maps::{Layout, LayoutError, PAGE_BYTES};
 use super::presence::is_readable;
@@ -236,6 +237,17 @@ impl HypervPage {
         fall_back: F,
     ) -> ReferenceClock<'static, C, F> {
         ReferenceClock::new(self.page, counter, fall_back)
+    }
+
+    /// The page's multiplier and offset, consistent.
+    ///
+    /// # Errors
+    ///
+    /// [`ReadError`] if the page is not usable now.
+    pub fn parameters(&self) -> Result<Parameters, ReadError> {
+        self.page
+            .read(DEFAULT_TRIES, || ())
+            .map(|(parameters, ())| parameters)
     }
 
     pub(crate) fn page(&self) -> &'static ReferenceTscPage {

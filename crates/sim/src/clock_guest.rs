@@ -262,6 +262,15 @@ impl Guest {
         self.memory.vmclock.load().disruption_marker
     }
 
+    /// Whether the first vCPU's record says that the machine was stopped.
+    #[must_use]
+    pub fn was_stopped(&self) -> bool {
+        let counter = || self.tsc.get();
+        SharedRecord::new(&self.memory.slots[0].record, counter, StableBit::Advertised)
+            .observe()
+            .is_ok_and(|seen| seen.guest_was_stopped())
+    }
+
     fn write(&self, vcpu: u32, register: Msr, value: u64) {
         let mut surface = self.surface.borrow_mut();
         // A write that is refused shows when the clock is read.

@@ -69,16 +69,19 @@ pub fn parse<P: DeserializeOwned>(text: &str) -> Result<P, ScenarioError> {
     })
 }
 
-/// For "unknown field `x`, expected one of `a`, `b`" (and variants alike): which one was probably meant.
+/// Which key or name was probably meant, from either form in which the parser tells the wrong and the right ones:
+/// "unknown field `x`, expected one of `a`, `b`" and "unexpected keys in table: x, available keys: a, b".
 fn hint(message: &str) -> String {
-    if !message.starts_with("unknown ") {
-        return String::new();
-    }
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let Some(wrong) = quoted.next() else {
-        return String::new();
+    let meant = if let Some(keys) = message.strip_prefix("unexpected keys in table: ") {
+        keys.split_once(", available keys: ")
+            .and_then(|(wrong, right)| nearest(wrong.split(", ").next()?, right.split(", ")))
+    } else if message.starts_with("unknown ") {
+        let mut quoted = message.split('`').skip(1).step_by(2);
+        quoted.next().and_then(|wrong| nearest(wrong, quoted))
+    } else {
+        None
     };
-    nearest(wrong, quoted)
+    meant
         .map(|right| format!(" (did you mean `{right}`?)"))
         .unwrap_or_default()
 }

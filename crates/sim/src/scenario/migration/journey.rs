@@ -137,7 +137,7 @@ impl<'a> Journey<'a> {
         }
         Ok(MachineSeen {
             clocks: self.checks.finish(),
-            marker_changed: u64::from(self.guest.disruption_marker() != marker),
+            told: u64::from(self.guest.disruption_marker() != marker || self.guest.was_stopped()),
             fallbacks: self.guest.fallbacks(),
             rebases: self.rebases,
         })

@@ -11,8 +11,8 @@ use crate::runner::{Merge, MergeError};
 #[derive(Clone, Debug, Default)]
 pub(super) struct MachineSeen {
     pub(super) clocks: [ClockSeen; 6],
-    /// The marker of VMClock told the guest of the move.
-    pub(super) marker_changed: u64,
+    /// The guest was told of the move.
+    pub(super) told: u64,
     pub(super) fallbacks: u64,
     pub(super) rebases: u64,
 }
@@ -65,7 +65,7 @@ impl RowTally {
                 self.largest_gain_ns = self.largest_gain_ns.max(magnitude(loss));
             }
         }
-        self.told += machine.marker_changed;
+        self.told += machine.told;
         self.rebases += machine.rebases;
         if matches!(clock, Clock::ReferenceTscPage | Clock::SchedClock) {
             self.fallbacks += machine.fallbacks;
@@ -165,7 +165,7 @@ pub struct Row {
     pub largest_gain_ns: u64,
     /// The largest distance of any reading from exact time, in ns (VMClock: from TAI).
     pub largest_error_ns: u64,
-    /// Machines that were told of the move by VMClock's marker.
+    /// Machines that were told of the move: by VMClock's marker, or by pvclock's flag that the guest was stopped.
     pub told: u64,
     /// Readings of the reference clock that fell back to the register.
     pub fallbacks: u64,

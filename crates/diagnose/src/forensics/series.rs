@@ -10,6 +10,9 @@
 //!
 //! # Caveats
 //!
+//! A loss no longer than its interval can be a pause or a step back. It is sized as a pause, in which the clock's rate does
+//! not act; as a step it would differ by the rate times the loss.
+//!
 //! A clock that hides backward motion (a guard that repeats the last value, a saturating subtraction) shows equal readings in
 //! a row instead: see [`repeats`].
 
@@ -85,15 +88,22 @@ impl Comparison {
             .iter()
             .map(|x| super::real(x.saturating_sub(x_ns[0])))
             .collect();
-        let steps = find_steps(&passed, &offsets, least_step_ns);
-        let mut flat = offsets.clone();
-        for step in &steps {
-            for offset in flat.iter_mut().skip(step.at) {
-                *offset -= step.size_ns;
-            }
-        }
-        let one = Line::through(&passed, &flat);
-        let bend = find_bend(&passed, &flat, &one);
+        let found = find_steps(&passed, &offsets, least_step_ns);
+        // A clock that stood still gains or loses nothing by its rate meanwhile.
+        let running = running(&passed, &offsets, &found);
+        let rough = flattened(&offsets, &found);
+        let refined = refine(&running, &offsets, &found);
+        let fine = flattened(&offsets, &refined);
+        // One slope for all stretches sizes the steps better, unless the rate changes as well.
+        let better =
+            Line::through(&running, &fine).spread <= Line::through(&running, &rough).spread;
+        let (steps, flat) = if better {
+            (refined, fine)
+        } else {
+            (found, rough)
+        };
+        let one = Line::through(&running, &flat);
+        let bend = find_bend(&running, &flat, &one);
         let noise_ns = match &bend {
             Some((_, left, right)) => left.spread.max(right.spread),
             None => one.spread,
@@ -123,6 +133,68 @@ impl Comparison {
     pub fn is_straight(&self) -> bool {
         self.bend.is_none() && self.steps.is_empty()
     }
+}
+
+/// The time that passed, less the gaps in which the clock stood still.
+fn running(passed: &[f64], offsets: &[f64], steps: &[Step]) -> Vec<f64> {
+    let mut running = passed.to_vec();
+    for step in steps.iter().filter(|step| step.size_ns < 0.0) {
+        let gap = offsets[step.at - 1] - offsets[step.at];
+        if gap > passed[step.at] - passed[step.at - 1] {
+            // It was set back, which takes no time.
+            continue;
+        }
+        for time in running.iter_mut().skip(step.at) {
+            *time -= gap;
+        }
+    }
+    running
+}
+
+/// The offsets with the steps taken out.
+fn flattened(offsets: &[f64], steps: &[Step]) -> Vec<f64> {
+    let mut flat = offsets.to_vec();
+    for step in steps {
+        for offset in flat.iter_mut().skip(step.at) {
+            *offset -= step.size_ns;
+        }
+    }
+    flat
+}
+
+/// The sizes of the steps by parallel lines through the stretches between them.
+fn refine(passed: &[f64], offsets: &[f64], steps: &[Step]) -> Vec<Step> {
+    let bounds: Vec<usize> = core::iter::once(0)
+        .chain(steps.iter().map(|step| step.at))
+        .chain([passed.len()])
+        .collect();
+    let mean = |values: &[f64]| {
+        let n = super::real(i128::try_from(values.len()).unwrap_or(1)).max(1.0);
+        values.iter().sum::<f64>() / n
+    };
+    let (mut cov, mut var) = (0.0, 0.0);
+    let mut middles = Vec::new();
+    for pair in bounds.windows(2) {
+        let (x, y) = (&passed[pair[0]..pair[1]], &offsets[pair[0]..pair[1]]);
+        let (mean_x, mean_y) = (mean(x), mean(y));
+        for (x, y) in x.iter().zip(y) {
+            cov += (x - mean_x) * (y - mean_y);
+            var += (x - mean_x).powi(2);
+        }
+        middles.push((mean_x, mean_y));
+    }
+    let slope = if var > 0.0 { cov / var } else { 0.0 };
+    steps
+        .iter()
+        .zip(middles.windows(2))
+        .map(|(step, pair)| {
+            let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+            Step {
+                at: step.at,
+                size_ns: (y1 - y0) - slope * (x1 - x0),
+            }
+        })
+        .collect()
 }
 
 fn median(values: &mut [f64]) -> f64 {

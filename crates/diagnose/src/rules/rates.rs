@@ -317,6 +317,16 @@ fn rate_step(facts: &Facts<'_>, samples: &Samples) -> Option<Finding> {
         if change <= limit || change <= 4.0 * (bend.before.error_ppm + bend.after.error_ppm) {
             continue;
         }
+        // Inside the reach of the discipline a change of rate is its work.
+        let steered = [x, y].iter().any(|clock| {
+            matches!(
+                clock,
+                Column::MonotonicNs | Column::BoottimeNs | Column::RealtimeNs
+            )
+        });
+        if steered && bend.before.ppm.abs().max(bend.after.ppm.abs()) <= WRONG_RATE_PPM {
+            continue;
+        }
         return Some(
             Finding::new(
                 Code::RateStep,

@@ -25,6 +25,8 @@ pub struct Sources<'a> {
     pub reference_page: Option<&'a ReferencePage>,
     /// The VMClock page's period.
     pub vmclock: Option<Estimate>,
+    /// Value of Hyper-V's MSR 0x40000022.
+    pub hyperv_msr: Option<u64>,
     /// The multiplier with which the vDSO reads the TSC.
     pub kernel: Option<Estimate>,
     /// The counter against `CLOCK_MONOTONIC_RAW`.
@@ -39,6 +41,7 @@ pub fn channels(sources: Sources<'_>) -> Vec<FrequencyChannel> {
         pvclock,
         reference_page,
         vmclock,
+        hyperv_msr,
         kernel,
         measured,
     } = sources;
@@ -59,6 +62,7 @@ pub fn channels(sources: Sources<'_>) -> Vec<FrequencyChannel> {
         processor(identity, TSC_AND_CRYSTAL).and_then(Estimate::from_crystal),
         processor(identity, PROCESSOR_FREQUENCIES).and_then(Estimate::from_nominal),
         hypervisor.and_then(Estimate::from_hypervisor_leaf),
+        hyperv_msr.and_then(Estimate::from_hyperv_msr),
         pvclock.and_then(|record| {
             let contents = Contents {
                 mul: record.mul,
@@ -184,6 +188,7 @@ mod tests {
             pvclock: None,
             reference_page: Some(&page),
             vmclock: None,
+            hyperv_msr: None,
             kernel: None,
             measured: None,
         });
@@ -240,6 +245,7 @@ mod tests {
                 ..ReferencePage::default()
             }),
             vmclock: None,
+            hyperv_msr: None,
             kernel: None,
             measured: None,
         });

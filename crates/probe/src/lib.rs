@@ -9,6 +9,7 @@ pub mod cpus;
 pub mod frequencies;
 pub mod identity;
 pub mod kernel_log;
+pub mod msr;
 pub mod proc_captures;
 pub mod rate;
 pub mod read_cost;

@@ -6,9 +6,11 @@
 //! window is slept.
 
 use std::io;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::{Hertz, Nanos};
 use chronovisor_diagnose::evidence::{CpuOrder, Evidence, Origin, Part};
 use chronovisor_diagnose::intake;
@@ -18,7 +20,7 @@ use crate::clock_pages::{self, Pages, PvclockSample};
 use crate::identity::{self, ThisProcessor};
 use crate::proc_captures::{self, Moment};
 use crate::rate::{self, Sample, tsc_rate};
-use crate::{cpus, frequencies, kernel_log, read_cost, reference, text_file, vmclock, warp};
+use crate::{cpus, frequencies, kernel_log, msr, read_cost, reference, text_file, vmclock, warp};
 
 /// How much time a survey takes.
 #[derive(Clone, Copy, Debug)]
@@ -115,11 +117,21 @@ pub fn survey(options: &Options) -> Evidence {
             .seen()
             .and_then(|pages| pages.first()),
         vmclock: vmclock.ok().and_then(|seen| seen.rate),
+        hyperv_msr: hyperv_frequency(&evidence),
         kernel: pages.kernel_rate,
         measured: measured.as_ref(),
     }));
     evidence.identity = Part::Seen(identity);
     evidence
+}
+
+/// The frequency register, asked for only where the partition has the privilege.
+fn hyperv_frequency(evidence: &Evidence) -> Option<u64> {
+    let privileges = evidence.privileges.seen()?;
+    privileges
+        .get("AccessFrequencyRegs")
+        .filter(|granted| **granted)
+        .and_then(|_| msr::read(Path::new("/dev/cpu/0/msr"), Msr::HV_TSC_FREQUENCY).ok())
 }
 
 /// What is read at both ends of the window.

@@ -61,9 +61,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Exit> {
     let first = sample()?;
     let (clocks, unavailable) = clock::clocks(quick_rate(&first)?);
     let allowed = cpus::allowed().unwrap_or_default();
+    let mut threads: Vec<u16> = Vec::new();
+    for count in &args.threads {
+        if !threads.contains(count) {
+            threads.push(*count);
+        }
+    }
     let measured = rounds::measure(
         &clocks,
-        &args.threads,
+        &threads,
         Duration::from_secs_f64(args.seconds),
         &allowed,
     )?;

@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, Table};
 
 use super::clock::Path;
 use super::document::{Document, Row};
+use super::published::SeedRow;
 
 /// The whole answer as text.
 pub(super) fn render(document: &Document) -> String {
@@ -52,11 +53,7 @@ fn write_all(text: &mut String, document: &Document) -> std::fmt::Result {
         }
         writeln!(text)?;
     }
-    writeln!(
-        text,
-        "Published by others, of other machines\n{}",
-        published(document)
-    )
+    published(text, &document.seed_rows)
 }
 
 fn clocks(rows: &[&Row]) -> Table {
@@ -86,22 +83,31 @@ fn clocks(rows: &[&Row]) -> Table {
     table
 }
 
-fn published(document: &Document) -> Table {
-    let mut table = table(&["read", "threads", "ns", "cycles", "machine"], 1);
-    if let Some(machine) = table.column_mut(4) {
-        machine.set_cell_alignment(CellAlignment::Left);
+/// Machine by machine, as the rows stand.
+fn published(text: &mut String, rows: &[SeedRow]) -> std::fmt::Result {
+    writeln!(text, "Published by others, of other machines")?;
+    let mut last = None;
+    for row in rows {
+        let machine = (row.machine, row.source);
+        if last.replace(machine) != Some(machine) {
+            writeln!(text, "  {} ({})", row.machine, row.source)?;
+        }
+        let threads = match row.threads {
+            1 => String::new(),
+            threads => format!(", {threads} threads"),
+        };
+        let figure = |figure: Option<f64>, unit: &str| {
+            figure.map_or(String::new(), |figure| format!("{figure} {unit}"))
+        };
+        let line = format!(
+            "    {:58}{:>10}  {:>11}",
+            format!("{}{threads}", row.read),
+            figure(row.ns, "ns"),
+            figure(row.cycles, "cycles")
+        );
+        writeln!(text, "{}", line.trim_end())?;
     }
-    let number = |figure: Option<f64>| figure.map_or("-".to_owned(), |figure| figure.to_string());
-    for row in &document.seed_rows {
-        table.add_row([
-            row.read.to_owned(),
-            row.threads.to_string(),
-            number(row.ns),
-            number(row.cycles),
-            format!("{} ({})", row.machine, row.source),
-        ]);
-    }
-    table
+    Ok(())
 }
 
 /// A table whose columns from `numbers` on are aligned right.

@@ -18,7 +18,7 @@ pub enum Delivery {
 /// Whether [`next_deadline`](super::LocalTimer::next_deadline) may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Rearm {
-    /// The wake-up that is set still fits.
+    /// The wake-up that is set still fits. (One that has come is used up: after it, ask for the next deadline in any case.)
     #[default]
     Keep,
     /// Ask for the next deadline and set the wake-up again.

@@ -9,6 +9,7 @@ use std::thread;
 
 use chronovisor_abi::quantity::{Hertz, Nanos};
 use chronovisor_diagnose::evidence::{ReadCost, ReadPath};
+use chronovisor_guest::clock::GuestClock;
 use chronovisor_guest::counter::{self, Ordered};
 use chronovisor_guest::linux::os_clock::ClockId;
 use chronovisor_guest::linux::pages::PvclockPage;
@@ -98,14 +99,21 @@ pub fn subjects(pvclock: Option<&PvclockPage>) -> Vec<Subject> {
     }];
     if let Some(page) = pvclock {
         let clock = page.reader(Ordered::detect(), StableBit::Advertised);
+        let reads: Box<dyn Reads> = if clock.read().is_ok() {
+            Box::new(Loop(move || {
+                clock.read().map_or(0, |reading| reading.time.as_ns())
+            }))
+        } else {
+            // Not stable now: the time is of use on its own CPU only, and the read can still be timed.
+            Box::new(Loop(move || {
+                clock.observe().map_or(0, |seen| seen.reading.time.as_ns())
+            }))
+        };
         subjects.push(Subject {
             clock: "pvclock",
             path: ReadPath::Page,
             unit: Unit::Nanos,
-            // Whether the record is stable changes the time's meaning and not the read's cost.
-            reads: Box::new(Loop(move || {
-                clock.observe().map_or(0, |seen| seen.reading.time.as_ns())
-            })),
+            reads,
         });
     }
     for (clock, id) in [

@@ -30,6 +30,10 @@ pub struct Entry {
 
 /// The entry of a code.
 ///
+/// # Panics
+///
+/// Never: a test walks every code.
+///
 /// # Examples
 ///
 /// ```

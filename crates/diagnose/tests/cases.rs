@@ -1,5 +1,7 @@
 //! The field cases under `testdata/cases`: each has to be diagnosed as its `expect.json` says.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use chronovisor_diagnose::{Diagnosis, diagnose, intake};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

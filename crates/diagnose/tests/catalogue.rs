@@ -1,5 +1,7 @@
 //! The catalogue's examples are found, and `docs/findings.md` is made from it.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::path::Path;
 
 use chronovisor_diagnose::{Code, Finding, catalogue, diagnose, intake};

@@ -12,8 +12,11 @@ const MOST_ROWS: usize = 2000;
 /// Largest value of a reading without sign: a counter of 64 bits.
 pub(super) const LARGEST: i128 = 1 << 64;
 
+/// The names of the columns, and the rows with the numbers of their lines.
+type Table<'a> = (Vec<&'a str>, Vec<(usize, Vec<&'a str>)>);
+
 /// Header and rows with their line numbers. Blank lines and lines that begin with `#` are passed over.
-fn table<'a>(text: &'a str) -> Option<(Vec<&'a str>, Vec<(usize, Vec<&'a str>)>)> {
+fn table<'a>(text: &'a str) -> Option<Table<'a>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let split = |line: &'a str| line.split(',').map(str::trim).collect::<Vec<_>>();
     let mut lines = text

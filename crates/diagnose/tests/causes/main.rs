@@ -1,12 +1,25 @@
 //! Inputs made from the formulas, for every cause: several that have to be found with their figures, and near misses that have
 //! to stay silent.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod clocksources;
 mod hypervisor;
+mod kernel_log;
+mod properties;
+mod rates;
 mod readings;
+mod series;
+mod verdict;
+mod wall_clock;
 mod watchdog;
 
 use chronovisor_diagnose::{Code, Diagnosis, Verdict, diagnose, intake};
+
+/// A number as a float, to compare figures with.
+fn real(value: impl Into<i128>) -> f64 {
+    chronovisor_diagnose::forensics::real(value.into())
+}
 
 /// The diagnosis of files in memory.
 fn of(files: &[(&str, &str)]) -> Diagnosis {

@@ -33,26 +33,26 @@ msrs! {
     TSC = 0x10;
     /// IA32_APIC_BASE. SDM vol. 4, table 2-2. RW.
     APIC_BASE = 0x1b;
-    /// IA32_TSC_ADJUST. SDM vol. 3B, "IA32_TSC_ADJUST MSR". RW, CPUID 7.0.EBX[1].
+    /// IA32_TSC_ADJUST. SDM vol. 3B, "IA32_TSC_ADJUST MSR". RW, CPUID 7.0.EBX\[1\].
     TSC_ADJUST = 0x3b;
-    /// IA32_TSC_DEADLINE. SDM vol. 3A, "TSC-Deadline Mode". RW, CPUID 1.ECX[24].
+    /// IA32_TSC_DEADLINE. SDM vol. 3A, "TSC-Deadline Mode". RW, CPUID 1.ECX\[24\].
     TSC_DEADLINE = 0x6e0;
     /// First of the x2APIC registers. SDM vol. 3A, "x2APIC Register Address Space".
     X2APIC_BASE = 0x800;
-    /// IA32_TSC_AUX. SDM vol. 4, table 2-2. RW, CPUID 0x80000001.EDX[27].
+    /// IA32_TSC_AUX. SDM vol. 4, table 2-2. RW, CPUID 0x80000001.EDX\[27\].
     TSC_AUX = 0xc000_0103;
     /// AMD TSC ratio, 8 integer and 32 fraction bits. AMD APM vol. 2, "TSC Ratio MSR". Host only. RW.
     AMD_TSC_RATIO = 0xc000_0104;
 
-    /// KVM wall clock, old number. Linux Documentation/virt/kvm/x86/msr.rst, CPUID 0x40000001.EAX[0]. RW.
+    /// KVM wall clock, old number. Linux Documentation/virt/kvm/x86/msr.rst, CPUID 0x40000001.EAX\[0\]. RW.
     KVM_WALL_CLOCK_OLD = 0x11;
-    /// KVM system time, old number. Linux Documentation/virt/kvm/x86/msr.rst, CPUID 0x40000001.EAX[0]. RW.
+    /// KVM system time, old number. Linux Documentation/virt/kvm/x86/msr.rst, CPUID 0x40000001.EAX\[0\]. RW.
     KVM_SYSTEM_TIME_OLD = 0x12;
-    /// KVM wall clock: address of the record; each write fills it once. Linux msr.rst, CPUID 0x40000001.EAX[3]. RW.
+    /// KVM wall clock: address of the record; each write fills it once. Linux msr.rst, CPUID 0x40000001.EAX\[3\]. RW.
     KVM_WALL_CLOCK = 0x4b56_4d00;
-    /// KVM system time: address of the vCPU's record, bit 0 enables. Linux msr.rst, CPUID 0x40000001.EAX[3]. RW.
+    /// KVM system time: address of the vCPU's record, bit 0 enables. Linux msr.rst, CPUID 0x40000001.EAX\[3\]. RW.
     KVM_SYSTEM_TIME = 0x4b56_4d01;
-    /// KVM steal time: address of the vCPU's record, bit 0 enables. Linux msr.rst, CPUID 0x40000001.EAX[5]. RW.
+    /// KVM steal time: address of the vCPU's record, bit 0 enables. Linux msr.rst, CPUID 0x40000001.EAX\[5\]. RW.
     KVM_STEAL_TIME = 0x4b56_4d03;
 
     /// HV_X64_MSR_GUEST_OS_ID. TLFS, "Guest OS Identity MSR". RW.

@@ -82,7 +82,7 @@ pub struct Flags(u8);
 impl Flags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// Bit 0: records of all vCPUs are one clock. Valid only with CPUID 0x40000001.EAX[24].
+    /// Bit 0: records of all vCPUs are one clock. Valid only with CPUID 0x40000001.EAX\[24\].
     pub const TSC_STABLE: Self = Self(1);
     /// Bit 1: the host stopped the guest. Set by the host, cleared by the guest.
     pub const GUEST_STOPPED: Self = Self(1 << 1);

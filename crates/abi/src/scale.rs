@@ -126,39 +126,33 @@ impl PvclockScale {
     ///
     /// [`ScaleError::OutOfPvclockRange`] below 0.5 Hz and above 4.2 * 10^18 Hz.
     pub fn from_frequency(rate: Hertz, rounding: Rounding) -> Result<Self, ScaleError> {
-        let out_of_range = ScaleError::OutOfPvclockRange { rate };
-        // ns per tick = numerator / denominator
-        let (numerator, denominator) = (
-            NANOS_PER_SECOND * u128::from(rate.denominator()),
-            u128::from(rate.numerator()),
-        );
-        // 2^(shift-1) <= ns per tick < 2^shift, found from the bit lengths and corrected by one.
-        let mut shift = i64::from(numerator.ilog2()) - i64::from(denominator.ilog2()) + 1;
-        if !at_least_power_of_two(numerator, denominator, shift - 1) {
-            shift -= 1;
-        }
-        let shift = i8::try_from(shift)
-            .ok()
-            .filter(|s| (-31..=31).contains(s))
-            .ok_or(out_of_range)?;
-        // mul = ns per tick * 2^(32 - shift), 1 <= 32 - shift <= 63; the numerator has 94 bits.
-        let factor = 1_u128 << (32 - i32::from(shift));
-        let (quotient, remainder) =
-            wide::divide(wide::mul(numerator, factor), denominator).ok_or(out_of_range)?;
-        let up = match rounding {
-            Rounding::Floor => false,
-            Rounding::Nearest => remainder >= denominator - remainder,
-            Rounding::Ceil => remainder > 0,
-        };
-        match u32::try_from(quotient + u128::from(up)) {
-            Ok(mul) => Ok(Self { mul, shift }),
-            // Rounding up reached 2^32: the same value one shift higher.
-            Err(_) if shift < 31 => Ok(Self {
-                mul: 1 << 31,
-                shift: shift + 1,
-            }),
-            Err(_) => Err(out_of_range),
-        }
+        let exact = ExactMultiplier::of(rate)?;
+        exact.rounded(match rounding {
+            Rounding::Floor => Up::No,
+            Rounding::Nearest => exact.nearest(),
+            Rounding::Ceil => exact.ceil(),
+        })
+    }
+
+    /// The multipliers for `rate` rounded down, to nearest and up, for the cost of one: see [`Self::from_frequency`].
+    ///
+    /// # Errors
+    ///
+    /// [`ScaleError::OutOfPvclockRange`] below 0.5 Hz and above 4.2 * 10^18 Hz.
+    ///
+    /// ```
+    /// # use chronovisor_abi::{quantity::Hertz, scale::PvclockScale};
+    /// let scales = PvclockScale::bracket(Hertz::from_hz(2_600_000_000).expect("not zero"))?;
+    /// assert_eq!(scales.map(PvclockScale::mul), [0xC4EC_4EC4, 0xC4EC_4EC5, 0xC4EC_4EC5]);
+    /// # Ok::<(), chronovisor_abi::scale::ScaleError>(())
+    /// ```
+    pub fn bracket(rate: Hertz) -> Result<[Self; 3], ScaleError> {
+        let exact = ExactMultiplier::of(rate)?;
+        Ok([
+            exact.rounded(Up::No)?,
+            exact.rounded(exact.nearest())?,
+            exact.rounded(exact.ceil())?,
+        ])
     }
 
     /// The multiplier and shift that a record holds, checked.
@@ -229,6 +223,79 @@ impl PvclockScale {
         // The clock's speed is f * mul / (10^9 * 2^(32-shift)), that is f over the rate that the multiplier stands for.
         self.frequency()
             .map_or(Ppb::MAX, |stands_for| rate.error_against(stands_for))
+    }
+}
+
+/// A multiplier before it is rounded: `quotient + remainder / divisor`.
+#[derive(Clone, Copy)]
+struct ExactMultiplier {
+    rate: Hertz,
+    shift: i8,
+    quotient: u128,
+    remainder: u128,
+    divisor: u128,
+}
+
+/// Whether a fraction is rounded up.
+#[derive(Clone, Copy)]
+enum Up {
+    No,
+    Yes,
+}
+
+impl ExactMultiplier {
+    fn of(rate: Hertz) -> Result<Self, ScaleError> {
+        let out_of_range = ScaleError::OutOfPvclockRange { rate };
+        // ns per tick = numerator / divisor
+        let (numerator, divisor) = (
+            NANOS_PER_SECOND * u128::from(rate.denominator()),
+            u128::from(rate.numerator()),
+        );
+        // 2^(shift-1) <= ns per tick < 2^shift, found from the bit lengths and corrected by one.
+        let mut shift = i64::from(numerator.ilog2()) - i64::from(divisor.ilog2()) + 1;
+        if !at_least_power_of_two(numerator, divisor, shift - 1) {
+            shift -= 1;
+        }
+        let shift = i8::try_from(shift)
+            .ok()
+            .filter(|s| (-31..=31).contains(s))
+            .ok_or(out_of_range)?;
+        // mul = ns per tick * 2^(32 - shift), 1 <= 32 - shift <= 63; the numerator has 94 bits.
+        let factor = 1_u128 << (32 - i32::from(shift));
+        let (quotient, remainder) =
+            wide::divide(wide::mul(numerator, factor), divisor).ok_or(out_of_range)?;
+        Ok(Self {
+            rate,
+            shift,
+            quotient,
+            remainder,
+            divisor,
+        })
+    }
+
+    fn nearest(&self) -> Up {
+        if self.remainder >= self.divisor - self.remainder {
+            Up::Yes
+        } else {
+            Up::No
+        }
+    }
+
+    fn ceil(&self) -> Up {
+        if self.remainder > 0 { Up::Yes } else { Up::No }
+    }
+
+    fn rounded(&self, up: Up) -> Result<PvclockScale, ScaleError> {
+        let shift = self.shift;
+        match u32::try_from(self.quotient + u128::from(matches!(up, Up::Yes))) {
+            Ok(mul) => Ok(PvclockScale { mul, shift }),
+            // Rounding up reached 2^32: the same value one shift higher.
+            Err(_) if shift < 31 => Ok(PvclockScale {
+                mul: 1 << 31,
+                shift: shift + 1,
+            }),
+            Err(_) => Err(ScaleError::OutOfPvclockRange { rate: self.rate }),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ use chronovisor_abi::wide;
 
 use crate::guest_memory::GuestMemory;
 use crate::partition_clock::mutant::{self, Mutant};
-use crate::partition_clock::{Master, Wall, advance};
+use crate::partition_clock::{ExactNanos, Master, Wall, advance};
 
 /// What happened to the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,14 +175,15 @@ impl Publisher {
     pub(crate) fn set_line(
         &mut self,
         now: Tsc,
-        master: &Master,
+        exact: ExactNanos,
+        rate: Hertz,
         wall: Option<&Wall>,
         catch_up: CatchUp,
     ) {
-        let target = wall.map(|wall| wall.tai_at(master.at(now)));
+        let target = wall.map(|wall| wall.tai_at(exact));
         self.line = target.and_then(|target| match self.line {
-            Some(old) => old.continued(now, target, master.rate(), catch_up),
-            None => Line::first(now, target, master.rate()),
+            Some(old) => old.continued(now, target, rate, catch_up),
+            None => Line::first(now, target, rate),
         });
     }
 

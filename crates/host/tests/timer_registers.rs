@@ -3,7 +3,7 @@
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, Offset, TimerMode};
 use chronovisor_abi::msr::Msr;
-use chronovisor_abi::quantity::{Hertz, Nanos, Reading, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Reading, Tsc, TscDelta};
 use chronovisor_host::apic::{
     AccessFault, CatchUp, DeadlineMode, Delivery, Lead, LeadBounds, LocalTimer, LostTicks,
     MinimumPeriod, Place, PreemptionTimer, Rates, Set, Settings, SoftwareTimer, TimerRegister,
@@ -226,4 +226,30 @@ fn a_lead_wakes_early_waits_and_learns_within_its_bounds() {
         lead.learn_late(ticks(8000));
     }
     assert_eq!(lead.ticks(), ticks(2000));
+}
+
+/// A clock 100 ppm fast wakes 100 ns before 1 ms is over, unless the back-end knows.
+#[test]
+fn a_fast_host_clock_costs_a_second_wake_up_unless_its_slew_is_known() {
+    for (known, expected) in [(0, 2), (100_000, 1)] {
+        let mut timer = periodic(LostTicks::Merge);
+        let software = SoftwareTimer::new(timer.settings().rates.tsc())
+            .with_slew(Ppb::from_ppb_saturating(known));
+        let mut wakeups = Wakeups::new(software, PreemptionTimer::new(5).unwrap());
+        let host = |tsc: u64| Reading::new(Nanos::from_ns((tsc / 2) * 10_001 / 10_000), at(tsc));
+        let _ = wakeups.set(&timer, Place::Host, host(0));
+        let mut wake_ups = 0;
+        loop {
+            wake_ups += 1;
+            // The first TSC at which the host's clock says what the timer was set to.
+            let expires = wakeups.software().expires().unwrap().as_ns();
+            let tsc = (expires * 10_000).div_ceil(10_001) * 2;
+            if let Wake::Done(effects) = wakeups.wake(&mut timer, Place::Host, host(tsc)) {
+                assert_eq!(effects.delivery, Delivery::Interrupt(VECTOR));
+                assert!((2_000_000..2_000_000 + 10).contains(&tsc), "{tsc}");
+                break;
+            }
+        }
+        assert_eq!(wake_ups, expected);
+    }
 }

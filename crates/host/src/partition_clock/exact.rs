@@ -93,11 +93,6 @@ impl Master {
             .saturating_add(advance(self.rate, tsc.wrapping_delta(self.base)))
     }
 
-    /// The epoch with another rate that goes on from this one at `now`.
-    pub(crate) fn continued(&self, now: Tsc, rate: Hertz) -> Self {
-        Self::new(now, self.at(now), rate)
-    }
-
     /// The first counter value at or after the epoch's start where the time is at least `time`, or `None` if that is 2^64 ticks away.
     pub(crate) fn first_at_or_after(&self, time: ExactNanos) -> Option<Tsc> {
         let missing = time.saturating_sub(self.time).as_raw();
@@ -122,8 +117,14 @@ pub(crate) fn advance(rate: Hertz, delta: TscDelta) -> ExactNanos {
         u128::from(delta.as_ticks()),
         NANOS_PER_SECOND * u128::from(rate.denominator()),
     );
-    let Some((whole, rest)) = wide::divide(product, divisor) else {
-        return ExactNanos(u128::MAX);
+    let (whole, rest) = if product.0 == 0 {
+        let whole = product.1 / divisor;
+        (whole, product.1 - whole * divisor)
+    } else {
+        match wide::divide(product, divisor) {
+            Some(parts) => parts,
+            None => return ExactNanos(u128::MAX),
+        }
     };
     if whole >> 64 != 0 {
         return ExactNanos(u128::MAX);
@@ -162,4 +163,51 @@ pub(crate) fn comparison_span(rate: Hertz) -> TscDelta {
     let ticks = (u128::from(rate.numerator()) * 64 / u128::from(rate.denominator())).max(1);
     let ticks = 1_u64 << (ticks.ilog2() + 1).clamp(8, 62);
     TscDelta::from_ticks(ticks)
+}
+
+/// `value / divisor`, rounded down, in divisions of 64 bits: the compiler's own of 128 bits takes several times as long.
+pub(crate) const fn divide(value: u128, divisor: u32) -> u128 {
+    // value = high * 2^64 + low; 2^64 = whole * divisor + part
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the two halves of 128 bits"
+    )]
+    let (high, low) = ((value >> 64) as u64, value as u64);
+    let divisor = divisor as u64; // widening
+    let (whole, part) = (u64::MAX / divisor, u64::MAX % divisor + 1);
+    // part is at most the divisor, and then whole is one short: the sum below is right all the same.
+    let rest = high % divisor;
+    // rest * 2^64 + low = rest * whole * divisor + (rest * part + low); the last sum may carry.
+    let (sum, carry) = (low % divisor + rest * part, low / divisor);
+    (((high / divisor) as u128) << 64)
+        + (rest as u128 * whole as u128)
+        + carry as u128
+        + (sum / divisor) as u128
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn division_in_halves_is_division(value: u128, cut in 0_u32..128, divisor in 1_u32..) {
+            prop_assert_eq!(divide(value >> cut, divisor), (value >> cut) / u128::from(divisor));
+        }
+
+        /// at(first_at_or_after(t)) >= t, and one tick earlier it is not.
+        #[test]
+        fn the_first_tick_is_the_first(n in 1_u64..1 << 50, d in 1_u64..1000, base: u64, start: u64, ahead in 0_u64..1 << 60) {
+            let Some(rate) = Hertz::from_ratio(u128::from(n), u128::from(d)) else { return Ok(()) };
+            let master = Master::new(Tsc::from_ticks(base), ExactNanos::from_raw(u128::from(start)), rate);
+            let target = ExactNanos::from_raw(u128::from(start) + (u128::from(ahead) << 40));
+            let Some(first) = master.first_at_or_after(target) else { return Ok(()) };
+            prop_assert!(master.at(first) >= target);
+            if first != master.base() {
+                let before = first.wrapping_sub(TscDelta::from_ticks(1));
+                prop_assert!(master.at(before) < target);
+            }
+        }
+    }
 }

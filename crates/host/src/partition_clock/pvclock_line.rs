@@ -17,17 +17,19 @@
 
 use chronovisor_abi::pvclock::{Contents, Flags};
 use chronovisor_abi::quantity::{Hertz, Nanos, Tsc, TscDelta};
-use chronovisor_abi::scale::{PvclockScale, Rounding, ScaleError};
+use chronovisor_abi::scale::{PvclockScale, ReferenceScale, ScaleError};
 
 use super::exact::{self, ExactNanos, Master};
 use super::mutant::{self, Mutant};
 
-/// The three multipliers of a rate; made once, so that an update divides nothing.
+/// The multipliers of a rate; made once, so that an update at the same rate need not divide for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Multipliers {
     slower: PvclockScale,
     nearest: PvclockScale,
     faster: PvclockScale,
+    /// The reference page's, or `None` at or below 10 MHz.
+    pub(crate) reference: Option<ReferenceScale>,
 }
 
 impl Multipliers {
@@ -39,20 +41,21 @@ impl Multipliers {
                 slower: coarse,
                 nearest: coarse,
                 faster: coarse,
+                reference: ReferenceScale::from_frequency(rate).ok(),
             });
         }
         let rate = match Hertz::from_hz(rate.floor_hz() / 1000 * 1000) {
             Some(cut) if mutant::is(Mutant::RateInKhz) => cut,
             _ => rate,
         };
-        let nearest = PvclockScale::nearest(rate)?;
-        let floor = PvclockScale::from_frequency(rate, Rounding::Floor)?;
-        let ceil = PvclockScale::from_frequency(rate, Rounding::Ceil)?;
+        let [floor, nearest, ceil] = PvclockScale::bracket(rate)?;
+        let reference = ReferenceScale::from_frequency(rate).ok();
         if floor != ceil {
             return Ok(Self {
                 slower: floor,
                 nearest,
                 faster: ceil,
+                reference,
             });
         }
         // An exact multiplier runs neither way: take its neighbours, one unit away (0.47 ppb at most).
@@ -65,6 +68,7 @@ impl Multipliers {
             slower: neighbour(floor.mul().checked_sub(1))?,
             nearest,
             faster: neighbour(floor.mul().checked_add(1))?,
+            reference,
         })
     }
 }
@@ -149,21 +153,21 @@ impl PvclockLine {
         ExactNanos::from_raw(line).wrapping_error(master.at(tsc))
     }
 
-    /// The line after an update at `now`: see the module's rules. `master` is the relation that holds from `now` on; a counter that may
+    /// The line after an update at `now`: see the module's rules. `exact` is the master's time there; a counter that may
     /// stand up to `lead` behind the partition's must still find the timestamp in its past.
     pub(crate) fn continued(
         &self,
         now: Tsc,
-        master: &Master,
+        exact: ExactNanos,
         multipliers: &Multipliers,
         lead: TscDelta,
     ) -> Self {
         let old = if mutant::is(Mutant::PvclockJumpsToMaster) {
-            master.at(now).floor()
+            exact.floor()
         } else {
             self.at(now)
         };
-        let behind = master.at(now).wrapping_error(ExactNanos::from_nanos(old));
+        let behind = exact.wrapping_error(ExactNanos::from_nanos(old));
         let (time, behind) =
             if behind >= ONE_NANOSECOND && !mutant::is(Mutant::PvclockLosesFractions) {
                 // wrapping: the interface counts modulo 2^64 ns.

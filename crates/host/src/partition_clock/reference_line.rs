@@ -20,7 +20,7 @@ use chronovisor_abi::reference_tsc::Parameters;
 use chronovisor_abi::scale::ReferenceScale;
 use chronovisor_abi::wide;
 
-use super::exact::{self, ExactNanos, Master};
+use super::exact::{self, ExactNanos, Master, divide};
 use super::mutant::{self, Mutant};
 
 /// The reference counter's line.
@@ -185,32 +185,26 @@ impl ReferenceLine {
             .cast_signed()
     }
 
-    /// The line after an update at `now`, which starts at `time`, this line's value there; `master` is the relation that holds from `now` on.
+    /// The line after an update at `now`, which starts at `time`, this line's value there. `exact` is the master's time there, `scale` the exact
+    /// multiplier of the rate from there on.
     pub(crate) fn continued(
         &self,
         now: Tsc,
         time: RefTime,
-        master: &Master,
+        exact: ExactNanos,
+        scale: Option<ReferenceScale>,
         budget: Nanos,
     ) -> Self {
+        let target = exact.saturating_sub(self.behind);
         let time = if mutant::is(Mutant::ReferenceJumpsToMaster) {
-            units_floor(master.at(now).saturating_sub(self.behind))
+            units_floor(target)
         } else {
             time
         };
-        let form = match Parameters::through(now, time, master.rate()) {
-            Ok(exact) if mutant::is(Mutant::ReferenceNeverBent) => Form::Page(exact),
-            Ok(exact) => bend(
-                exact,
-                now,
-                time,
-                units(master.at(now).saturating_sub(self.behind)),
-                budget,
-            ),
-            Err(_) => Form::Slow(Start::near(
-                time,
-                units(master.at(now).saturating_sub(self.behind)),
-            )),
+        let form = match scale.map(|scale| through(now, time, scale)) {
+            Some(straight) if mutant::is(Mutant::ReferenceNeverBent) => Form::Page(straight),
+            Some(straight) => bend(straight, now, time, units(target), budget),
+            None => Form::Slow(Start::near(time, units(target))),
         };
         Self {
             form,
@@ -261,15 +255,20 @@ fn bend(exact: Parameters, now: Tsc, time: RefTime, target: u128, budget: Nanos)
     match u64::try_from(scale) {
         Ok(scale) if scale != exact.scale.as_raw() => {
             let scale = ReferenceScale::from_raw(scale);
-            // wrapping: the interface adds modulo 2^64.
-            let offset = time.as_100ns().wrapping_sub(scale.ticks(now)).cast_signed();
-            Form::Page(Parameters { scale, offset })
+            Form::Page(through(now, time, scale))
         }
         _ => Form::Page(exact),
     }
 }
 
 const ONE_UNIT: u128 = 1 << 64;
+
+/// The line with this multiplier that shows `time` at `now`.
+fn through(now: Tsc, time: RefTime, scale: ReferenceScale) -> Parameters {
+    // wrapping: the interface adds modulo 2^64.
+    let offset = time.as_100ns().wrapping_sub(scale.ticks(now)).cast_signed();
+    Parameters { scale, offset }
+}
 
 /// The line before it is cut to whole units, in 2^-64 units modulo 2^128.
 fn line_at(line: &Parameters, tsc: Tsc) -> u128 {
@@ -285,7 +284,7 @@ fn phase_at(line: &Parameters, tsc: Tsc) -> u64 {
 
 /// The time in 2^-64 units of 100 ns, rounded down.
 fn units(time: ExactNanos) -> u128 {
-    time.as_raw() / 100
+    divide(time.as_raw(), 100)
 }
 
 fn units_floor(time: ExactNanos) -> RefTime {

@@ -6,7 +6,7 @@ use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
 use chronovisor_abi::scale::ScaleError;
 
 use super::pvclock_line::Multipliers;
-use super::{Config, PartitionClock, Phase, PvclockLine, VcpuIndex};
+use super::{Config, Master, PartitionClock, Phase, PvclockLine, VcpuIndex};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::{self, VcpuTsc};
 use crate::migration::{ClockState, Policy};
@@ -126,26 +126,27 @@ impl ClockState {
             }
             Policy::Advance => self.reference.at(tsc, &self.master),
         };
+        let exact = self.master.at(tsc);
         let changes = rate != self.master.rate();
         if changes {
-            self.master = self.master.continued(tsc, rate);
+            self.master = Master::new(tsc, exact, rate);
         }
+        let multipliers = Multipliers::of(rate)?;
         if changes || pvclock_due {
-            let multipliers = Multipliers::of(rate)?;
             let old = if pvclock_due {
-                PvclockLine::through(tsc, self.master.at(tsc).floor().max(pvclock), &multipliers)
+                PvclockLine::through(tsc, exact.floor().max(pvclock), &multipliers)
             } else {
                 self.pvclock
             };
-            self.pvclock = old.continued(tsc, &self.master, &multipliers, self.lead);
+            self.pvclock = old.continued(tsc, exact, &multipliers, self.lead);
         }
         if changes || reference_due || policy == Policy::PerEncoding {
-            self.reference = self
-                .reference
-                .continued(tsc, reference, &self.master, self.budget);
+            self.reference =
+                self.reference
+                    .continued(tsc, reference, exact, multipliers.reference, self.budget);
         }
         self.vmclock
-            .set_line(tsc, &self.master, self.wall.as_ref(), CatchUp::Step);
+            .set_line(tsc, exact, rate, self.wall.as_ref(), CatchUp::Step);
         Ok(())
     }
 }

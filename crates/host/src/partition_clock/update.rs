@@ -7,7 +7,7 @@ use chronovisor_abi::seqlock::sync::{Ordering, fence};
 
 use super::mutant::{self, Mutant};
 use super::pvclock_line::Multipliers;
-use super::{Encoding, PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
+use super::{Encoding, ExactNanos, Master, PartitionClock, Phase, TimeOfDay, VcpuIndex, Wall};
 use crate::guest_memory::GuestMemory;
 use crate::kvmclock::VcpuTsc;
 use crate::vmclock::{CatchUp, Disruption, Outlook};
@@ -161,7 +161,11 @@ impl PartitionClock {
             }
             Change::Counter { rate, ahead } => Plan {
                 ahead,
-                rate: Some((rate, Multipliers::of(rate)?)),
+                rate: if rate == self.rate() {
+                    None
+                } else {
+                    Some((rate, Multipliers::of(rate)?))
+                },
                 ..everything
             },
             Change::TimeOfDay(told) => Plan {
@@ -275,12 +279,17 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
         clock.pvclock = clock.pvclock.moved(plan.ahead);
         clock.vmclock.counter_moved(plan.ahead);
         clock.wall = clock.wall.map(|wall| wall.moved(plan.ahead));
-        let old = clock.master;
         if let Some(told) = plan.time_of_day {
-            clock.wall = Some(Wall::new(told, &old));
+            clock.wall = Some(Wall::new(told, &clock.master));
         }
+        let lines = plan.pvclock_line || plan.reference_line || plan.vmclock_line;
+        let exact = if lines {
+            clock.master.at(now)
+        } else {
+            ExactNanos::ZERO
+        };
         if let Some((rate, multipliers)) = plan.rate {
-            clock.master = old.continued(now, rate);
+            clock.master = Master::new(now, exact, rate);
             clock.multipliers = multipliers;
         }
         if let Some((vcpu, tsc)) = plan.vcpu_tsc {
@@ -290,13 +299,16 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
             let lead: TscDelta = clock.lead();
             clock.pvclock = clock
                 .pvclock
-                .continued(now, &clock.master, &clock.multipliers, lead);
+                .continued(now, exact, &clock.multipliers, lead);
         }
         if plan.reference_line {
-            clock.reference =
-                clock
-                    .reference
-                    .continued(now, reference, &clock.master, clock.budget);
+            clock.reference = clock.reference.continued(
+                now,
+                reference,
+                exact,
+                clock.multipliers.reference,
+                clock.budget,
+            );
         }
         if plan.vmclock_line {
             let catch_up = if plan.time_of_day.is_some() {
@@ -304,9 +316,13 @@ impl<M: GuestMemory + ?Sized> OpenUpdate<'_, M> {
             } else {
                 CatchUp::Run
             };
-            clock
-                .vmclock
-                .set_line(now, &clock.master, clock.wall.as_ref(), catch_up);
+            clock.vmclock.set_line(
+                now,
+                exact,
+                clock.master.rate(),
+                clock.wall.as_ref(),
+                catch_up,
+            );
         }
         if let Some(disruption) = plan.disruption {
             clock.vmclock.disrupt(disruption);

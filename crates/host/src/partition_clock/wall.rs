@@ -4,7 +4,7 @@ use chronovisor_abi::pvclock::WallClock;
 use chronovisor_abi::quantity::{Nanos, Ppb, Tsc, TscDelta};
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
 
-use super::exact::{ExactNanos, Master};
+use super::exact::{ExactNanos, Master, divide};
 
 /// What the VMM knows about the time of day at one reading of the guest's counter.
 ///
@@ -133,5 +133,5 @@ impl Wall {
 
 /// A master time in 2^-64 s, rounded down.
 pub(crate) const fn seconds(time: ExactNanos) -> u128 {
-    time.as_raw() / 1_000_000_000
+    divide(time.as_raw(), 1_000_000_000)
 }

@@ -13,7 +13,8 @@
 //! | wakes late by | less than 3 ns, plus the host clock's drift since it was set | less than 2^n ticks |
 //! | range | 2^64 ns | 2^(32 + n) ticks, else [`OutOfRange`] |
 //!
-//! A host clock that is slewed may also wake it early. Then the timer is not due, nothing happens, and the wake-up is set again.
+//! A host clock that is slewed fast may also wake it early. Then the timer is not due, nothing happens, and the wake-up is set again;
+//! [`SoftwareTimer::with_slew`] trades that second wake-up for a later first one.
 //!
 //! # Practice
 //!

@@ -1,6 +1,6 @@
 //! The two kinds of timer that a host offers, as state without a clock.
 
-use chronovisor_abi::quantity::{Hertz, Nanos, Reading, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Reading, Tsc, TscDelta};
 use chronovisor_abi::wide;
 
 use super::super::effects::Deadline;
@@ -21,6 +21,7 @@ pub struct OutOfRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftwareTimer {
     tsc: Hertz,
+    slew: Ppb,
     expires: Option<Nanos>,
 }
 
@@ -28,7 +29,29 @@ impl SoftwareTimer {
     /// A timer that is not set, for a guest TSC of `tsc`.
     #[must_use]
     pub const fn new(tsc: Hertz) -> Self {
-        Self { tsc, expires: None }
+        Self {
+            tsc,
+            slew: Ppb::ZERO,
+            expires: None,
+        }
+    }
+
+    /// The same on a host whose clock a time daemon may run fast by up to `slew`: each wake-up is set later by that share of its distance, which saves
+    /// the one that would come just before the deadline and have to be set again. Linux allows a daemon 500 ppm.
+    ///
+    /// ```
+    /// # use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Reading, Tsc};
+    /// # use chronovisor_host::apic::{Backend, Deadline, SoftwareTimer};
+    /// let mut timer = SoftwareTimer::new(Hertz::from_hz(1_000_000_000).expect("positive")).with_slew(Ppb::from_ppb_saturating(7_000));
+    /// let (now, in_1_ms) = (Reading::default(), Deadline::at_distance(Tsc::from_ticks(1_000_000)));
+    /// timer.set(in_1_ms, now).expect("never out of range");
+    /// // 7 ns for the slew, 1 ns for the reading, which is rounded down.
+    /// assert_eq!(timer.expires(), Some(Nanos::from_ns(1_000_008)));
+    /// ```
+    #[must_use]
+    pub const fn with_slew(mut self, slew: Ppb) -> Self {
+        self.slew = slew.saturating_abs();
+        self
     }
 
     /// The host time at which it wakes, or `None` if it is not set.
@@ -56,7 +79,9 @@ impl Backend for SoftwareTimer {
         let wait = ceil_nanos(deadline.remaining(now.tsc), self.tsc);
         // The reading is rounded down to a nanosecond: without one more the wake-up would often come just before the deadline.
         let rounding = Nanos::from_ns(u64::from(wait != Nanos::ZERO));
-        let wait = wait.saturating_add(rounding);
+        let wait = wait
+            .saturating_add(rounding)
+            .saturating_add(share_ceil(wait, self.slew));
         self.expires = Some(now.time.saturating_add(wait));
         Ok(())
     }
@@ -76,6 +101,13 @@ fn ceil_nanos(ticks: TscDelta, rate: Hertz) -> Nanos {
     );
     ns.and_then(|ns| u64::try_from(ns).ok())
         .map_or(Nanos::MAX, Nanos::from_ns)
+}
+
+/// `share` of `span`, rounded up.
+fn share_ceil(span: Nanos, share: Ppb) -> Nanos {
+    let femto = u128::from(share.as_femto().unsigned_abs());
+    let ns = (u128::from(span.as_ns()) * femto).div_ceil(1_000_000_000_000_000);
+    u64::try_from(ns).map_or(Nanos::MAX, Nanos::from_ns)
 }
 
 /// A timer of the virtual processor that counts the guest's TSC in steps of 2^n while the guest runs (the VMX preemption timer).

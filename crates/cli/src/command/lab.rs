@@ -95,3 +95,37 @@ fn provenance(backend: &Backend) -> Provenance {
         backend.kind.name()
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use schemars::Schema;
+
+    use super::*;
+
+    /// The schemas that are kept in the repository are those of this program. `CHRONOVISOR_WRITE=1` writes them anew.
+    #[test]
+    fn the_kept_schemas_are_this_programs() {
+        let schemas: [(&str, Schema); 5] = [
+            ("all", schemars::schema_for!(all::Document)),
+            ("clocks", schemars::schema_for!(clocks::Document)),
+            ("smp", schemars::schema_for!(smp::Document)),
+            ("timers", schemars::schema_for!(timers::Document)),
+            ("migrate", schemars::schema_for!(migrate::Document)),
+        ];
+        for (name, schema) in schemas {
+            let path = format!(
+                "{}/../../schemas/lab-{name}-1.json",
+                env!("CARGO_MANIFEST_DIR")
+            );
+            let ours = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+            if std::env::var_os("CHRONOVISOR_WRITE").is_some() {
+                std::fs::write(&path, &ours).unwrap();
+            }
+            assert_eq!(
+                std::fs::read_to_string(&path).unwrap_or_default(),
+                ours,
+                "{path}"
+            );
+        }
+    }
+}

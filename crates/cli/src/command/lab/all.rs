@@ -29,10 +29,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The JSON document.
+/// What `chronovisor lab all --json` prints.
 #[derive(Serialize, JsonSchema)]
+#[schemars(title = "chronovisor lab all --json")]
 pub(crate) struct Document {
+    /// `chronovisor/lab-all/1`.
     schema: &'static str,
+    /// Where and with what it was measured.
     provenance: Provenance,
     #[serde(flatten)]
     report: Report,

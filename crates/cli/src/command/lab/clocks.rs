@@ -24,10 +24,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The JSON document.
+/// What `chronovisor lab clocks --json` prints.
 #[derive(Serialize, JsonSchema)]
+#[schemars(title = "chronovisor lab clocks --json")]
 pub(crate) struct Document {
+    /// `chronovisor/lab-clocks/1`.
     schema: &'static str,
+    /// Where and with what it was measured.
     provenance: Provenance,
     #[serde(flatten)]
     report: Report,

@@ -41,10 +41,13 @@ enum PolicyName {
     PerEncoding,
 }
 
-/// The JSON document.
+/// What `chronovisor lab migrate --json` prints.
 #[derive(Serialize, JsonSchema)]
+#[schemars(title = "chronovisor lab migrate --json")]
 pub(crate) struct Document {
+    /// `chronovisor/lab-migrate/1`.
     schema: &'static str,
+    /// Where and with what it was measured.
     provenance: Provenance,
     #[serde(flatten)]
     report: Report,

@@ -30,10 +30,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The JSON document.
+/// What `chronovisor lab smp --json` prints.
 #[derive(Serialize, JsonSchema)]
+#[schemars(title = "chronovisor lab smp --json")]
 pub(crate) struct Document {
+    /// `chronovisor/lab-smp/1`.
     schema: &'static str,
+    /// Where and with what it was measured.
     provenance: Provenance,
     #[serde(flatten)]
     report: Report,

@@ -32,7 +32,8 @@
 //! **What "never back" means.** A reading that happens before another (same thread, or handed over by any synchronisation) is never later than it, for
 //! [`Clock::now_ordered`], in all threads. [`Clock::now`] reads the counter out of order: in one thread it never goes back either, but between threads it can
 //! seem early by as much as the processor looks ahead, less than 1 us; the crate's own test provokes it and sees 0 to some tens of ns. Both hold over
-//! every change of the source: see [`Events`] for what changed. One case no reader can see: the host sets the counter back *and* its page's time with it.
+//! every change of the source: see [`Events`] for what changed. One case no reader can see: the host sets the counter back *and* its page's time with it, or
+//! says nothing of it.
 //!
 //! # Migration
 //!
@@ -45,8 +46,8 @@
 //! - The slow path (a change, or a check against the operating system's clock every 1 ms to 64 s) takes a lock: a signal handler that interrupts it must not read the
 //!   same clock, and a process forked while another thread is in it must not use it.
 //! - With source 3 a migration to a counter of another rate is noticed by the next check at the latest, and only if the kernel's clock notices it.
-//! - Where the counter moves and its page becomes unusable in one step, the clock goes on by the operating system's clock since the last check: to within what the two have
-//!   drifted apart since then.
+//! - Where the counter moves and its page becomes unusable in one step, the clock goes on by the operating system's clock since the last check, at the rate at which the
+//!   two have run against each other so far: right as long as that has not changed.
 //! - Time that the machine is suspended is counted if the source counts it: the pages do, the TSC may, MONOTONIC_RAW does not.
 //!
 //! # References

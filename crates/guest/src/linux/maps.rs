@@ -100,12 +100,13 @@ impl Layout {
     }
 }
 
-/// The address range of the line that ends in `name`.
+/// The address range of the line whose name is `name`: all that stands behind range, permissions, offset, device and inode. A file's name may contain anything, but
+/// begins with a slash.
 fn mapping(maps: &str, name: &str) -> Option<Range<usize>> {
     maps.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let (range, last) = (words.next()?, words.last()?);
-        if last != name {
+        let mut words = line.split_ascii_whitespace();
+        let (range, found) = (words.next()?, words.nth(4)?);
+        if found != name || words.next().is_some() {
             return None;
         }
         let (start, end) = range.split_once('-')?;
@@ -170,9 +171,16 @@ mod tests {
     #[test]
     fn what_no_kernel_does_is_refused() {
         assert_eq!(Layout::from_maps(""), Err(LayoutError::NoVvar));
-        // A file that happens to be called so is no mapping of the kernel's: its path is the last word, with a slash.
-        let file = "7fde2aee1000-7fde2aee5000 r--p 00000000 08:01 7 /tmp/[vvar]\n";
-        assert_eq!(Layout::from_maps(file), Err(LayoutError::NoVvar));
+        // A file that happens to be called so is no mapping of the kernel's.
+        for path in [
+            "/tmp/[vvar]",
+            "/tmp/a [vvar]",
+            "/tmp/a\u{a0}[vvar]",
+            "/memfd:[vvar] (deleted)",
+        ] {
+            let file = std::format!("7fde2aee1000-7fde2aee5000 r--p 00000000 08:01 7 {path}\n");
+            assert_eq!(Layout::from_maps(&file), Err(LayoutError::NoVvar), "{path}");
+        }
         for (vvar_end, vclock_end, vvar, vclock) in [(2, 2, 1, 0), (8, 8, 7, 0), (3, 4, 2, 1)] {
             let mut text =
                 std::format!("{:x}-{:x} r--p 0 0 0 [vvar]\n", page(0), page(vvar_end - 1));

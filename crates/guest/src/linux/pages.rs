@@ -106,9 +106,10 @@ impl KernelPages {
     ///
     /// [`FindError`] if the process's mappings cannot be read or are none that a known kernel makes.
     pub fn find() -> Result<Self, FindError> {
-        let maps = std::fs::read_to_string("/proc/self/maps").map_err(FindError::Maps)?;
+        // The names of mapped files are in it, and a file's name need not be UTF-8.
+        let maps = std::fs::read("/proc/self/maps").map_err(FindError::Maps)?;
         Ok(Self {
-            layout: Layout::from_maps(&maps)?,
+            layout: Layout::from_maps(&String::from_utf8_lossy(&maps))?,
         })
     }
 
@@ -267,6 +268,33 @@ mod tests {
         let data = pages.time_data().unwrap().read().unwrap();
         let hz = data.frequency().unwrap().rounded_hz();
         assert!((10_000..20_000_000_000).contains(&hz), "{data:?}");
+    }
+
+    /// A program that has mapped a file whose name is not UTF-8 still finds its pages.
+    #[test]
+    fn a_file_name_that_is_no_text_does_not_hide_the_pages() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let name = std::ffi::OsStr::from_bytes(b"caf\xe9");
+        let file = std::fs::File::create_new(folder.path().join(name)).unwrap();
+        file.set_len(1).unwrap();
+        // SAFETY: a fresh mapping of an open file, at an address that the kernel chooses; nothing reads it.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE_BYTES,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(address, libc::MAP_FAILED);
+        let found = KernelPages::find();
+        // SAFETY: the mapping made above, used by nobody.
+        assert_eq!(unsafe { libc::munmap(address, PAGE_BYTES) }, 0);
+        found.unwrap();
     }
 
     /// Where the kernel has used kvm-clock, its record is a clock: it counts, and its rate is within 1000 ppm of MONOTONIC_RAW's.

@@ -17,6 +17,8 @@ use super::steering::Steering;
 const TRIES: u32 = 16;
 /// The span over which a source's rate is checked before it is chosen, in ns.
 const PROBATION_NS: u64 = 100_000;
+/// How often the operating system's clock is looked at while that passes: one that stands still, or ticks in steps of 10 ms, does not hold the clock up.
+const PROBATION_LOOKS: u32 = 100_000;
 
 #[derive(Debug)]
 pub(crate) struct Engine<M> {
@@ -39,24 +41,22 @@ impl<M: Machine> Engine<M> {
     /// A clock that says 0 now and stands on the first of `sources` that is usable and whose rate is that of the operating system's clock; else on the
     /// operating system's, until the first of them becomes usable.
     pub(crate) fn new(machine: M, sources: Vec<Source>, mut rejected: Vec<Rejected>) -> Self {
-        let mut chosen = None;
+        let (mut chosen, mut first_refused) = (None, None);
         for source in &sources {
-            match try_out(source, &machine) {
-                Ok(steering) => {
-                    chosen = Some((*source, steering));
-                    break;
-                }
-                Err(why) => rejected.push(Rejected {
-                    source: source.kind(),
-                    why: why.to_string(),
-                }),
-            }
+            let steering = try_out(source, &machine);
+            let Some(why) = steering.why_not() else {
+                chosen = Some((*source, steering));
+                break;
+            };
+            rejected.push(Rejected {
+                source: source.kind(),
+                why: why.to_string(),
+            });
+            first_refused.get_or_insert((*source, steering));
         }
-        let (source, steering) = chosen.unwrap_or_else(|| {
-            let source = sources.first().copied().unwrap_or(Source::None);
-            let (pair, seen) = observe(&source, &machine);
-            (source, Steering::start(source.kind(), &pair, seen))
-        });
+        let (source, steering) = chosen
+            .or(first_refused)
+            .unwrap_or_else(|| (Source::None, start(&Source::None, &machine)));
         let published = Published::new();
         let last = published.publish(0, &steering.current());
         Self {
@@ -141,26 +141,30 @@ fn observe(source: &Source, machine: &impl Machine) -> (Pair, Result<Usable, (Un
     (Pair::take(machine), Err((busy.into(), seen)))
 }
 
-/// Starts a clock on `source` and checks its rate once, over a tenth of a millisecond; up to three times, as an interrupt can spoil one.
-fn try_out(source: &Source, machine: &impl Machine) -> Result<Steering, Unusable> {
+/// A clock that says 0 now.
+fn start(source: &Source, machine: &impl Machine) -> Steering {
     let (pair, seen) = observe(source, machine);
-    if let Err((why, _)) = seen {
-        return Err(why);
-    }
-    let mut steering = Steering::start(source.kind(), &pair, seen);
-    loop {
+    Steering::start(source.kind(), &pair, seen)
+}
+
+/// Starts a clock on `source` and checks its rate once, over a tenth of a millisecond; up to three times, as an interrupt can spoil one. The clock stands on the
+/// operating system's at the end if the source is not usable.
+fn try_out(source: &Source, machine: &impl Machine) -> Steering {
+    let mut steering = start(source, machine);
+    while steering.why_not().is_none() {
         let start = machine.raw();
-        while machine.raw().saturating_sub(start).as_ns() < PROBATION_NS {
+        for _ in 0..PROBATION_LOOKS {
+            if machine.raw().saturating_sub(start).as_ns() >= PROBATION_NS {
+                break;
+            }
             core::hint::spin_loop();
         }
         let disagreements = steering.events().disagreements;
         let (pair, seen) = observe(source, machine);
         steering.step(&pair, seen);
-        if let Some(why) = steering.why_not() {
-            return Err(why);
-        }
         if steering.events().disagreements == disagreements {
-            return Ok(steering);
+            break;
         }
     }
+    steering
 }

@@ -11,6 +11,8 @@ pub(crate) trait Machine {
     fn counter(&self) -> Tsc;
     /// The operating system's clock.
     fn raw(&self) -> Nanos;
+    /// How long the machine has slept, which the operating system's clock does not count, in ns modulo 2^64; some ns to ms off.
+    fn suspended(&self) -> u64;
 }
 
 /// The machine that this process runs on.
@@ -39,6 +41,15 @@ impl Machine for ThisMachine {
         // The clock was readable when it was chosen; clocks do not go away.
         self.clock.now().unwrap_or(Nanos::ZERO)
     }
+
+    fn suspended(&self) -> u64 {
+        // BOOTTIME is MONOTONIC and the time slept, by definition.
+        let (awake, all) = (ClockId::MONOTONIC.now(), ClockId::BOOTTIME.now());
+        awake.zip(all).map_or(0, |(awake, all)| {
+            // wrapping: a time namespace may have moved either.
+            all.wrapping_sub(awake).as_ns()
+        })
+    }
 }
 
 /// Counter and operating system's clock at one instant, to within the width of the bracket.
@@ -50,15 +61,23 @@ pub(crate) struct Pair {
     pub(crate) raw_ns: u64,
     /// The bracket's width, in ticks: the counter at the clock's reading is within half of it from `tsc`.
     pub(crate) width: u64,
+    /// [`Machine::suspended`], just after.
+    pub(crate) suspended_ns: u64,
 }
 
 impl Pair {
     /// The narrowest of five brackets: one that an interrupt falls into is not used.
     pub(crate) fn take(machine: &impl Machine) -> Self {
-        (0..5)
-            .map(|_| Self::bracket(machine))
-            .min_by_key(|pair| pair.width)
-            .unwrap_or_else(|| Self::bracket(machine))
+        let narrowest =
+            (1..5)
+                .map(|_| Self::bracket(machine))
+                .fold(Self::bracket(machine), |best, next| {
+                    if next.width < best.width { next } else { best }
+                });
+        Self {
+            suspended_ns: machine.suspended(),
+            ..narrowest
+        }
     }
 
     fn bracket(machine: &impl Machine) -> Self {
@@ -70,6 +89,7 @@ impl Pair {
             tsc: before.wrapping_add(half),
             raw_ns,
             width,
+            suspended_ns: 0,
         }
     }
 }

@@ -57,6 +57,14 @@ pub enum Unusable {
     /// The page's multiplier gives no line.
     #[error("{0}")]
     Damaged(#[from] ScaleError),
+    /// The page's multiplier gives a line that no counter has.
+    #[error(
+        "the page's multiplier stands for a counter of {hz} Hz, and no processor's runs below 1 MHz or above 100 GHz: the page is damaged"
+    )]
+    ImplausibleRate {
+        /// The rate, held at the ends of 64 bits.
+        hz: u64,
+    },
     /// The kernel does not read the TSC.
     #[error("the kernel's clock does not run on the TSC (vDSO clock mode {})", .0.0)]
     KernelMode(ClockMode),
@@ -142,6 +150,18 @@ impl Source {
     }
 }
 
+/// The line of a page that was read under `tag`, if it is a possible one. The limits are wide; what they keep out is a line so steep or so flat that the check
+/// after its first millisecond would come at once, or not in years.
+fn plausible(line: Result<Line, ScaleError>, tag: u32) -> Result<Line, (Unusable, u32)> {
+    let line = line.map_err(|error| (error.into(), tag))?;
+    let hz = line.frequency().map_or(u64::MAX, Hertz::rounded_hz);
+    if (1_000_000..=100_000_000_000).contains(&hz) {
+        Ok(line)
+    } else {
+        Err((Unusable::ImplausibleRate { hz }, tag))
+    }
+}
+
 /// Tries `look` until the page is consistent.
 fn retry<T>(
     mut look: impl FnMut() -> Result<T, u32>,
@@ -179,7 +199,7 @@ fn look_at_record(record: &Record, stable_bit: StableBit) -> Result<Usable, (Unu
     if stable_bit == StableBit::NotAdvertised || !flags.contains(Flags::TSC_STABLE) {
         return Err((Unusable::NotStable { flags, stable_bit }, tag));
     }
-    let line = Line::from_pvclock(&contents).map_err(|error| (error.into(), tag))?;
+    let line = plausible(Line::from_pvclock(&contents), tag)?;
     Ok(Usable {
         line,
         tag,
@@ -198,7 +218,7 @@ fn look_at_page(
         return Err((ReadError::Invalid { sequence, tries: 1 }.into(), sequence));
     }
     let (parameters, tsc, tag) = retry(|| page.try_read(|| machine.counter()), invalid)?;
-    let line = Line::from_reference(&parameters, tsc).map_err(|error| (error.into(), tag))?;
+    let line = plausible(Line::from_reference(&parameters, tsc), tag)?;
     Ok(Usable {
         line,
         tag,

@@ -3,6 +3,7 @@
 mod healthy;
 mod hostile;
 mod real;
+mod switches;
 mod threads;
 
 use std::cell::Cell;
@@ -29,8 +30,12 @@ struct World {
     tsc_base: Cell<u64>,
     tsc_at_ns: Cell<u64>,
     hz: Cell<u64>,
-    /// The operating system's clock less the true time.
+    /// The operating system's clock less the true time awake, and how fast it runs.
     raw_ahead_ns: Cell<u64>,
+    raw_ppm: Cell<i64>,
+    /// The operating system's clock stands still.
+    raw_stands: Cell<bool>,
+    suspended_ns: Cell<u64>,
 }
 
 impl World {
@@ -41,11 +46,20 @@ impl World {
             tsc_at_ns: Cell::new(0),
             hz: Cell::new(HZ),
             raw_ahead_ns: Cell::new(77),
+            raw_ppm: Cell::new(0),
+            raw_stands: Cell::new(false),
+            suspended_ns: Cell::new(0),
         }
     }
 
     fn pass(&self, ns: u64) {
         self.now_ns.set(self.now_ns.get() + ns);
+    }
+
+    /// The guest sleeps: counter and hypervisor go on, the operating system's clock does not.
+    fn suspend(&self, ns: u64) {
+        self.pass(ns);
+        self.suspended_ns.set(self.suspended_ns.get() + ns);
     }
 
     fn tsc(&self) -> Tsc {
@@ -71,7 +85,16 @@ impl Machine for &World {
 
     fn raw(&self) -> Nanos {
         self.pass(LOOK_NS);
-        Nanos::from_ns(self.now_ns.get() + self.raw_ahead_ns.get())
+        if self.raw_stands.get() {
+            return Nanos::ZERO;
+        }
+        let awake = i128::from(self.now_ns.get() - self.suspended_ns.get());
+        let steered = awake + awake * i128::from(self.raw_ppm.get()) / 1_000_000;
+        Nanos::from_ns(u64::try_from(steered).expect("a few days") + self.raw_ahead_ns.get())
+    }
+
+    fn suspended(&self) -> u64 {
+        self.suspended_ns.get()
     }
 }
 

@@ -174,7 +174,7 @@ proptest! {
 }
 
 /// Time data whose multiplier is 400 ppm off, as a time daemon may have it.
-fn kernel_page(mult: u32) -> &'static Words {
+pub(super) fn kernel_page(mult: u32) -> &'static Words {
     let page: &'static Words = Box::leak(Box::new([const { AtomicU32::new(0) }; 1024]));
     for (at, word) in [
         (0, 8),

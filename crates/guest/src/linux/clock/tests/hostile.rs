@@ -92,6 +92,18 @@ fn a_page_with_a_wrong_rate_is_not_chosen() {
     let report = clock.report();
     assert_eq!(report.rejected.len(), 1);
     assert!(report.rejected[0].why.contains("ppm off"), "{report:?}");
+    assert!(matches!(
+        report.fallen_back,
+        Some(Unusable::RateDisagrees { .. })
+    ));
+    let before = read(&clock, &world);
+    world.pass(900_000);
+    let span = read(&clock, &world) - before;
+    assert!((900_000..900_100).contains(&span), "{span}");
+    // It is given another chance when its page changes.
+    host.publish(&world);
+    read(&clock, &world);
+    assert_eq!(clock.report().fallen_back, None);
 }
 
 /// The counter's rate changes and nobody writes the page: after three checks the operating system's clock takes over, without a step.

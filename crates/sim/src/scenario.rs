@@ -89,11 +89,11 @@ pub fn nearest_name(name: &str) -> Option<&'static str> {
 }
 
 /// What every scenario is.
-pub trait Scenario: Units<Tally: Serialize + DeserializeOwned> + Sized {
+pub trait Scenario: Units<Tally: Serialize + DeserializeOwned + JsonSchema> + Sized {
     /// The name, as a TOML's key `scenario` gives it.
     const NAME: &'static str;
     /// What a TOML file holds.
-    type Parameters: DeserializeOwned + Serialize + Clone;
+    type Parameters: DeserializeOwned + Serialize + JsonSchema + Clone;
     /// A row of results.
     type Row: Serialize + JsonSchema;
     /// A row of published figures, to stand beside.

@@ -244,3 +244,43 @@ fn broken(violation: &Violation, json: bool) -> anyhow::Result<()> {
     );
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use chronovisor_sim::scenario::clock_update::ClockUpdate;
+    use chronovisor_sim::scenario::guard_scaling::GuardScaling;
+    use chronovisor_sim::scenario::lapic_spikes::LapicSpikes;
+    use chronovisor_sim::scenario::migration::Migration;
+    use chronovisor_sim::scenario::smp_boot::SmpBoot;
+    use schemars::{Schema, schema_for};
+
+    use super::*;
+
+    /// The schemas that are kept in the repository are those of this program. `CHRONOVISOR_WRITE=1` writes them anew.
+    #[test]
+    fn the_kept_schemas_are_this_programs() {
+        let schemas: [(&str, Schema); 6] = [
+            (LapicSpikes::NAME, schema_for!(Document<LapicSpikes>)),
+            (Migration::NAME, schema_for!(Document<Migration>)),
+            (ClockUpdate::NAME, schema_for!(Document<ClockUpdate>)),
+            (SmpBoot::NAME, schema_for!(Document<SmpBoot>)),
+            (GuardScaling::NAME, schema_for!(Document<GuardScaling>)),
+            ("violation", schema_for!(document::Broken)),
+        ];
+        for (name, schema) in schemas {
+            let path = format!(
+                "{}/../../schemas/sim-{name}-1.json",
+                env!("CARGO_MANIFEST_DIR")
+            );
+            let ours = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+            if std::env::var_os("CHRONOVISOR_WRITE").is_some() {
+                fs::write(&path, &ours).unwrap();
+            }
+            assert_eq!(
+                fs::read_to_string(&path).unwrap_or_default(),
+                ours,
+                "{path}"
+            );
+        }
+    }
+}

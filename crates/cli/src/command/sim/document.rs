@@ -11,6 +11,7 @@ use crate::provenance::Provenance;
 /// What `chronovisor sim NAME --json` prints.
 #[derive(Serialize, JsonSchema)]
 #[serde(bound = "")]
+#[schemars(bound = "", rename = "Simulation")]
 pub(super) struct Document<S: Scenario> {
     /// "chronovisor/sim-NAME/1".
     pub(super) schema: String,
@@ -34,11 +35,9 @@ pub(super) struct Document<S: Scenario> {
     /// Figures that others measured, on other machines: for comparison.
     pub(super) seed_rows: Vec<S::SeedRow>,
     /// The scenario.
-    #[schemars(with = "serde_json::Value")]
     pub(super) parameters: S::Parameters,
     /// The sums of a shard, for `sim merge`; absent for a whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<serde_json::Value>")]
     pub(super) tally: Option<S::Tally>,
 }
 

@@ -37,7 +37,7 @@ use crate::seqlock::{self, ReadError, ZeroIsInvalid};
 pub const PAGE_BYTES: usize = 4096;
 
 /// The page as it lies in guest memory: 4096 bytes, little endian.
-#[repr(C, align(4096))]
+#[cfg_attr(not(loom), repr(C, align(4096)))]
 #[derive(Debug)]
 pub struct ReferenceTscPage {
     sequence: AtomicU32,

@@ -27,8 +27,10 @@ pub mod synic;
 pub mod synthetic_timer;
 pub mod vmclock;
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
 mod proof;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "../tests/support/mod.rs"]
 mod support;

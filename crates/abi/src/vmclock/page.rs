@@ -14,7 +14,7 @@ pub const SIZE_BYTES: u32 = 112;
 pub const PAGE_BYTES: u32 = 4096;
 
 /// The page: 4096 bytes, little endian. Small fields share a word, so that each can be read at once.
-#[repr(C, align(4096))]
+#[cfg_attr(not(loom), repr(C, align(4096)))]
 #[derive(Debug)]
 pub struct Page {
     magic: AtomicU32,

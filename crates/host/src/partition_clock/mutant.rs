@@ -67,16 +67,16 @@ pub(crate) enum Mutant {
     ReferenceAlwaysAdvances,
 }
 
-#[cfg(not(test))]
+#[cfg(not(all(test, not(loom))))]
 #[inline(always)]
 pub(crate) const fn is(_mutant: Mutant) -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) use switch::{is, with};
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod switch {
     use super::Mutant;
     use core::cell::Cell;

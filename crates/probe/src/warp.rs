@@ -170,9 +170,12 @@ where
             if pinned.is_err() {
                 table.stop.store(true, Ordering::Relaxed);
             }
-            pinned.map(|()| match table.meet() {
-                true => play(table, parity, time, read),
-                false => Order::default(),
+            pinned.map(|()| {
+                if table.meet() {
+                    play(table, parity, time, read)
+                } else {
+                    Order::default()
+                }
             })
         }
     };

@@ -69,7 +69,7 @@ pub enum Notification {
 
 /// A line ahead of its target runs slow by one part in 2^11, one behind it fast.
 const BEND_SHIFT: u32 = 11;
-/// What a line may be behind without running fast, in 2^-64 s: the cuts of the encodings.
+/// What a line may be off without running slow or fast, in 2^-64 s: the cuts of the encodings.
 const HALF_NANOSECOND: i128 = (1 << 63) / 1_000_000_000;
 
 /// What a line behind its target does.
@@ -115,7 +115,11 @@ impl Line {
         let ahead = old.wrapping_sub(target).cast_signed();
         let bend = exact.period.frac_sec >> BEND_SHIFT;
         let frac_sec = if ahead > 0 && !mutant::is(Mutant::VmclockGoesBack) {
-            exact.period.frac_sec - bend
+            if ahead > HALF_NANOSECOND {
+                exact.period.frac_sec - bend
+            } else {
+                exact.period.frac_sec
+            }
         } else if ahead < -HALF_NANOSECOND && catch_up == CatchUp::Run {
             // A period at the very top of its range cannot grow: then the line steps after all.
             match exact.period.frac_sec.checked_add(bend) {
@@ -143,6 +147,7 @@ impl Line {
         }
         // |ahead| = ticks * |exact - period| / 2^shift
         let exact = Period::of(rate).ok()?;
+        // No bend is none due: the division by 0 below.
         let bend = u128::from(exact.frac_sec.abs_diff(self.period.frac_sec));
         let ticks = wide::mul_div_floor(self.ahead.unsigned_abs(), 1 << self.period.shift, bend)?;
         let ticks = u64::try_from(ticks).ok().filter(|ticks| *ticks < 1 << 63)?;

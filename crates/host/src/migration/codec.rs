@@ -24,7 +24,7 @@ const VCPU_MAGIC: [u8; 4] = *b"CVvc";
 
 impl VmState {
     /// The most bytes that a state needs.
-    pub const MAX_BYTES: usize = 511;
+    pub const MAX_BYTES: usize = 424;
 
     /// Writes the state into the caller's buffer and returns how many bytes it took.
     ///
@@ -111,7 +111,7 @@ impl VmState {
 
 impl VcpuState {
     /// The most bytes that a state needs.
-    pub const MAX_BYTES: usize = 64;
+    pub const MAX_BYTES: usize = 50;
 
     /// Writes the state into the caller's buffer and returns how many bytes it took.
     ///

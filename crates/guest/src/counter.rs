@@ -134,29 +134,35 @@ impl Ordered {
     }
 }
 
+/// The counter from EDX:EAX. The instructions clear the upper halves of 64-bit registers, so a register's full width is its value.
+#[inline]
+const fn joined(high: usize, low: usize) -> Tsc {
+    Tsc::from_ticks((high as u64) << 32 | low as u64) // `as` because From is not const and not there for usize; it widens.
+}
+
 /// `rdtsc`: the counter, ordered against nothing.
 #[must_use]
 #[inline]
 pub fn rdtsc() -> Tsc {
-    let (low, high): (u64, u64);
+    let (low, high): (usize, usize);
     // SAFETY: `rdtsc` writes EDX:EAX and nothing else. No `nomem`: the compiler must not move memory accesses over it, as a sequence
     // lock's loads stand on both sides.
     unsafe {
-        asm!("rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
+        asm!("rdtsc", out("ax") low, out("dx") high, options(nostack, preserves_flags));
     }
-    Tsc::from_ticks(high << 32 | low)
+    joined(high, low)
 }
 
 /// `lfence; rdtsc`: the counter, not before earlier loads are done.
 #[must_use]
 #[inline]
 pub fn lfence_rdtsc() -> Tsc {
-    let (low, high): (u64, u64);
-    // SAFETY: as for `rdtsc`; `lfence` changes no register and no memory and is part of every x86-64 processor.
+    let (low, high): (usize, usize);
+    // SAFETY: as for `rdtsc`; `lfence` changes no register and no memory and is part of every processor with SSE2, so of each x86-64 one.
     unsafe {
-        asm!("lfence", "rdtsc", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
+        asm!("lfence", "rdtsc", out("ax") low, out("dx") high, options(nostack, preserves_flags));
     }
-    Tsc::from_ticks(high << 32 | low)
+    joined(high, low)
 }
 
 /// `rdtscp`: the counter, not before earlier loads are done, and TSC_AUX from the same instant. An invalid-opcode fault where
@@ -164,25 +170,25 @@ pub fn lfence_rdtsc() -> Tsc {
 #[must_use]
 #[inline]
 pub fn rdtscp() -> (Tsc, TscAux) {
-    let (low, high): (u64, u64);
+    let (low, high): (usize, usize);
     let aux: u32;
     // SAFETY: `rdtscp` writes EDX:EAX and ECX and nothing else; without the instruction it faults, which is no undefined behaviour.
     unsafe {
-        asm!("rdtscp", out("rax") low, out("rdx") high, out("ecx") aux, options(nostack, preserves_flags));
+        asm!("rdtscp", out("ax") low, out("dx") high, out("ecx") aux, options(nostack, preserves_flags));
     }
-    (Tsc::from_ticks(high << 32 | low), TscAux(aux))
+    (joined(high, low), TscAux(aux))
 }
 
 /// `mfence; lfence; rdtsc; lfence`: the counter strictly between what stands before and after the call, stores included.
 #[must_use]
 #[inline]
 pub fn read_fenced() -> Tsc {
-    let (low, high): (u64, u64);
-    // SAFETY: as for `lfence_rdtsc`; `mfence` changes no register and no memory and is part of every x86-64 processor.
+    let (low, high): (usize, usize);
+    // SAFETY: as for `lfence_rdtsc`; `mfence` changes no register and no memory and is part of every processor with SSE2, so of each x86-64 one.
     unsafe {
-        asm!("mfence", "lfence", "rdtsc", "lfence", out("rax") low, out("rdx") high, options(nostack, preserves_flags));
+        asm!("mfence", "lfence", "rdtsc", "lfence", out("ax") low, out("dx") high, options(nostack, preserves_flags));
     }
-    Tsc::from_ticks(high << 32 | low)
+    joined(high, low)
 }
 
 impl Counter for Unordered {

@@ -69,6 +69,14 @@ impl TickRate {
     pub const fn as_hz(self) -> u64 {
         self.0.get()
     }
+
+    /// Not below 1: the kernel has no HZ above 5000.
+    fn divisors(self) -> Divisors {
+        Divisors {
+            whole: (500_000 / self.as_hz()).max(1),
+            hundredth: (5_000 / self.as_hz()).max(1),
+        }
+    }
 }
 
 /// Loops of the delay loop in one jiffy, never zero.
@@ -107,16 +115,23 @@ impl LoopsPerJiffy {
         Hertz::from_hz(self.get().checked_mul(ticks.as_hz())?)
     }
 
-    /// The BogoMIPS that the kernel prints for the value.
+    /// The BogoMIPS that the kernel prints for the value. It divides twice, each time rounding down, by divisors that are rounded down too: at a HZ of 300, which
+    /// divides neither 500000 nor 5000, that is 500 ppm and more above `lpj * HZ / 500000`.
     #[must_use]
     pub fn bogo_mips(self, ticks: TickRate) -> BogoMips {
-        // The kernel divides twice, each time rounding down: by 500000/HZ for the whole, by 5000/HZ for the hundredths. In exact arithmetic that is
-        // lpj * HZ / 5000 hundredths, wherever HZ divides 5000.
-        let hundredths = u128::from(self.get()) * u128::from(ticks.as_hz()) / 5_000;
+        let Divisors { whole, hundredth } = ticks.divisors();
+        let hundredths =
+            u128::from(self.get() / whole) * 100 + u128::from(self.get() / hundredth % 100);
         BogoMips {
             hundredths: u64::try_from(hundredths).unwrap_or(u64::MAX),
         }
     }
+}
+
+/// Loops in one BogoMIPS and in a hundredth, as the kernel has them.
+struct Divisors {
+    whole: u64,
+    hundredth: u64,
 }
 
 /// The kernel's BogoMIPS, in hundredths, as it prints them: rounded down.
@@ -138,11 +153,17 @@ impl BogoMips {
         self.hundredths
     }
 
-    /// The smallest value that prints as this: the true one is less than `5000 / HZ` loops above it. `None` for zero or beyond 64 bits.
+    /// The smallest value that prints as this: the true one is less than `5000 / HZ` loops above it, or at a HZ of 300 sometimes 1600 more. `None` for zero, beyond
+    /// 64 bits, or if no value prints so.
     #[must_use]
     pub fn loops_per_jiffy(self, ticks: TickRate) -> Option<LoopsPerJiffy> {
-        let loops = (u128::from(self.hundredths) * 5_000).div_ceil(u128::from(ticks.as_hz()));
-        u64::try_from(loops).ok().and_then(LoopsPerJiffy::new)
+        let Divisors { whole, hundredth } = ticks.divisors();
+        let least = (self.hundredths / 100).checked_mul(whole)?;
+        // The first multiple of a hundredth at or above `least` with the right last two digits; `least` itself may stand in the middle of one.
+        let (digits, at) = (self.hundredths % 100, least / hundredth);
+        let step = (digits + 100 - at % 100) % 100;
+        let loops = at.checked_add(step)?.checked_mul(hundredth)?.max(least);
+        LoopsPerJiffy::new(loops).filter(|value| value.bogo_mips(ticks) == self)
     }
 }
 

@@ -7,7 +7,7 @@
 //! | CPUID 0x15 | crystal (Hz) and an exact ratio | half a Hz of the crystal |
 //! | CPUID 0x16 | nominal MHz | one MHz; it is no measurement |
 //! | CPUID 0x40000010 | kHz | one kHz |
-//! | Hyper-V MSR 0x40000022 | Hz | one Hz |
+//! | Hyper-V MSR 0x40000022 | Hz, made from whole kHz by KVM | one Hz; one kHz where it is whole kHz |
 //! | pvclock multiplier and shift | 32 bits, made from whole kHz by KVM | one unit of the multiplier, and one kHz |
 //! | reference TSC page | 57 bits and more | one unit of the multiplier, and what its publisher knew |
 //! | VMClock page | a period of 64 bits | its own maximum error, where it states one |
@@ -51,6 +51,7 @@ use chronovisor_abi::quantity::{Hertz, Ppb};
 use chronovisor_abi::reference_tsc::Parameters;
 use chronovisor_abi::scale::ScaleError;
 use chronovisor_abi::vmclock;
+use chronovisor_abi::wide;
 
 /// Where a rate was stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -162,14 +163,15 @@ impl Estimate {
         })
     }
 
-    /// From the value of MSR 0x40000022, in Hz. `None` if it is 0.
+    /// From the value of MSR 0x40000022, in Hz. `None` if it is 0. A value of whole kHz may be one that was cut down to them, as KVM does.
     #[must_use]
     pub fn from_hyperv_msr(hz: u64) -> Option<Self> {
         let rate = Hertz::from_hz(hz)?;
+        let unit_hz = if hz.is_multiple_of(1_000) { 1_000 } else { 1 };
         Some(Self {
             channel: Channel::HypervMsr,
             rate,
-            bound: unit_bound(1, rate),
+            bound: unit_bound(unit_hz, rate),
         })
     }
 
@@ -208,9 +210,7 @@ impl Estimate {
             bound: sum(own, granularity.bound(rate)),
         })
     }
-}
 
-impl Estimate {
     /// From a VMClock page's period. A page without a maximum error of the period promises nothing: its bound is that of the period's form.
     /// `None` for a period of 0 or a rate that no counter has.
     #[must_use]
@@ -225,10 +225,16 @@ impl Estimate {
         } else {
             0
         };
+        // The true period may be the shorter one, period - off: the rate is then above this one by off / (period - off).
+        let off = off + 1;
+        let bound = match period.checked_sub(off) {
+            Some(shortest) if shortest > 0 => relative(off, shortest),
+            _ => Ppb::MAX,
+        };
         Some(Self {
             channel: Channel::Vmclock,
             rate,
-            bound: relative(off + 1, period),
+            bound,
         })
     }
 }
@@ -251,9 +257,9 @@ impl fmt::Display for Estimate {
 /// How far two channels are apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// How far the first lies above (positive) or below the second.
+    /// How far the first lies above (positive) or below the second, in parts of the second.
     pub difference: Ppb,
-    /// What the bounds of both allow.
+    /// What the bounds of both allow, likewise.
     pub allowed: Ppb,
 }
 
@@ -268,11 +274,24 @@ impl Disagreement {
 /// How far `first` lies from `second`.
 #[must_use]
 pub fn disagreement(first: &Estimate, second: &Estimate) -> Disagreement {
-    // One unit for the rounding of the difference itself.
+    // The difference is in parts of the second rate, so the first one's bound must be, too; one unit for the rounding of the difference itself.
+    let first_bound = in_parts_of(second.rate, first.bound, first.rate);
     Disagreement {
         difference: first.rate.error_against(second.rate),
-        allowed: sum(sum(first.bound, second.bound), Ppb::from_femto(1)),
+        allowed: sum(sum(first_bound, second.bound), Ppb::from_femto(1)),
     }
+}
+
+/// `bound` of `rate` as a part of `whole`, rounded up; held at the end of the range.
+fn in_parts_of(whole: Hertz, bound: Ppb, rate: Hertz) -> Ppb {
+    let part = u128::from(rate.numerator()) * u128::from(whole.denominator());
+    let whole = u128::from(whole.numerator()) * u128::from(rate.denominator());
+    let femto = wide::mul_div_ceil(u128::from(bound.as_femto().unsigned_abs()), part, whole);
+    Ppb::from_femto(
+        femto
+            .and_then(|femto| i64::try_from(femto).ok())
+            .unwrap_or(i64::MAX),
+    )
 }
 
 /// Every two of `estimates` with their disagreement, in order.

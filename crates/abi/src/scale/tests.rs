@@ -245,13 +245,24 @@ proptest! {
         prop_assert_eq!(PvclockScale::nearest(scale.frequency().unwrap()), Ok(scale));
     }
 
-    /// No record makes the rate panic; one that has a rate has the right one.
+    /// No record makes the rate panic; one that has a rate has the right one: 0 <= exact - rate < exact * 2^-61, cross-multiplied in 256 bits.
     #[test]
-    fn any_record_has_a_rate(mul in 1_u32.., shift in -31_i8..=31) {
-        let exact = 1e9 * 2_f64.powi(32 - i32::from(shift)) / f64::from(mul);
+    fn any_record_has_a_rate(mul in 1_u32.., cut in 0_u32..32, shift in -31_i8..=31) {
+        let mul = (mul >> cut).max(1);
+        // exact = 10^9 * 2^(32 - shift) / mul
+        let numerator = 1_000_000_000_u128 << (32 - i32::from(shift));
         match PvclockScale::from_raw(mul, shift).unwrap().frequency() {
-            Ok(rate) => prop_assert!((rate.error_against(Hertz::from_ratio_floor(rate.numerator().into(), rate.denominator().into()).unwrap()) == Ppb::ZERO) && exact < 9.3e18),
-            Err(error) => prop_assert!(exact > 4.5e18, "{error}"),
+            Ok(rate) => {
+                let ours = wide::mul(u128::from(rate.numerator()), u128::from(mul));
+                let exact = wide::mul(numerator, u128::from(rate.denominator()));
+                prop_assert!(ours <= exact, "{rate:?} is too high");
+                let bound = (exact.0 >> 61, (exact.0 << 67) | (exact.1 >> 61));
+                prop_assert!(wide::abs_diff(ours, exact) <= bound, "{rate:?} is too low");
+            }
+            Err(error) => {
+                prop_assert_eq!(error, ScaleError::ImplausibleRate { mul, shift });
+                prop_assert!(numerator / u128::from(mul) >= 1 << 62, "{}", error);
+            }
         }
     }
 

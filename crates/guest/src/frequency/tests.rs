@@ -53,14 +53,14 @@ fn a_machine_whose_channels_agree() {
         most_exact(&estimates).map(|best| best.channel),
         Some(Channel::ReferencePage)
     );
-    // 0x16 is a MHz of 2600, 0x40000010 a kHz of 2600000, 0x15 half a Hz of 24 MHz.
+    // 0x16 is a MHz of 2600, 0x40000010 and a register of whole kHz a kHz of 2600000, 0x15 half a Hz of 24 MHz.
     let bounds: Vec<_> = estimates
         .iter()
         .map(|estimate| estimate.bound.as_femto())
         .collect();
     assert_eq!(
         bounds[..4],
-        [20_833_334, 384_615_384_616, 384_615_385, 384_616]
+        [20_833_334, 384_615_384_616, 384_615_385, 384_615_385]
     );
 }
 
@@ -121,8 +121,17 @@ fn a_period_states_its_rate_and_its_error() {
     );
     let flags = vmclock::Flags::PERIOD_MAXERROR_VALID;
     let stated = Estimate::from_vmclock(&vmclock::Contents { flags, ..page }).unwrap();
-    // 1 ppm and the period's own last digit, rounded up.
-    assert_eq!(stated.bound, Ppb::from_femto(1_000_000_001));
+    // 1 ppm and the period's own last digit, in parts of the shortest period that the page allows: 1 / (10^6 - 1), rounded up.
+    assert_eq!(stated.bound, Ppb::from_femto(1_000_001_001));
+    let hopeless = vmclock::Contents {
+        flags,
+        period_maxerror: period.frac_sec,
+        ..page
+    };
+    assert_eq!(
+        Estimate::from_vmclock(&hopeless).map(|e| e.bound),
+        Some(Ppb::MAX)
+    );
     assert_eq!(Estimate::from_vmclock(&vmclock::Contents::default()), None);
     for period_shift in [64, 255] {
         assert_eq!(
@@ -166,10 +175,28 @@ fn an_estimate_is_printed_with_its_channel_and_bound() {
     );
 }
 
+/// A page whose period is wrong by all that it admits, one way or the other.
+fn vmclock_page(rate: Hertz, off: u64, longer: bool) -> vmclock::Contents {
+    let period = vmclock::Period::of(rate).expect("above 1 Hz");
+    let longest = u64::MAX - period.frac_sec;
+    let off = if longer { off.min(longest) } else { off };
+    vmclock::Contents {
+        period_frac_sec: if longer {
+            period.frac_sec + off
+        } else {
+            period.frac_sec - off
+        },
+        period_shift: period.shift,
+        period_maxerror: off,
+        flags: vmclock::Flags::PERIOD_MAXERROR_VALID,
+        ..vmclock::Contents::default()
+    }
+}
+
 proptest! {
     /// Each channel's statement about a counter is within the channel's bound of that counter's rate, for every rate.
     #[test]
-    fn the_true_rate_is_within_each_bound(true_hz in 100_000_000_u64..8_000_000_000, millihertz in 0_u64..1_000) {
+    fn the_true_rate_is_within_each_bound(true_hz in 100_000_000_u64..8_000_000_000, millihertz in 0_u64..1_000, off in 3_u64..1 << 62, sign: bool) {
         let rate = Hertz::from_ratio(u128::from(true_hz) * 1_000 + u128::from(millihertz), 1_000).unwrap();
         let khz = u32::try_from(true_hz / 1_000).unwrap();
         let by_khz = Hertz::from_khz(khz).unwrap();
@@ -178,6 +205,9 @@ proptest! {
             Estimate::from_nominal(Leaf { eax: u32::try_from(true_hz / 1_000_000).unwrap(), ..Leaf::ZERO }),
             Estimate::from_hypervisor_leaf(Leaf { eax: khz, ..Leaf::ZERO }),
             Estimate::from_hyperv_msr(true_hz),
+            Estimate::from_hyperv_msr(u64::from(khz) * 1_000),
+            Estimate::from_crystal(Leaf { eax: 1, ebx: 100, ecx: u32::try_from((true_hz + 50) / 100).unwrap(), edx: 0 }),
+            Estimate::from_vmclock(&vmclock_page(rate, off, sign)),
             Estimate::from_pvclock(&record(by_khz, Rounding::Floor), Granularity::Kilohertz).ok(),
             Estimate::from_pvclock(&record(by_khz, Rounding::Nearest), Granularity::Kilohertz).ok(),
             Estimate::from_pvclock(&record(rate, Rounding::Nearest), Granularity::Exact).ok(),

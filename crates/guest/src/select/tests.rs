@@ -1,5 +1,5 @@
 use super::*;
-use chronovisor_abi::cpuid::{SIGNATURE_KVM, SIGNATURE_XEN};
+use chronovisor_abi::cpuid::{Leaf, SIGNATURE_HYPERV, SIGNATURE_KVM, SIGNATURE_XEN, processor};
 use proptest::prelude::*;
 use std::vec::Vec;
 
@@ -134,6 +134,28 @@ fn the_largest_base_that_linux_knows_decides() {
         0x4000_0003 => hyperv_features,
         _ => Leaf::ZERO,
     };
+    // Linux marks the TSC unstable on Hyper-V, invariant or not, unless the partition may rely on it.
+    for (privilege, tsc) in [
+        (0, TscState::MarkedUnstable),
+        (hyperv::ACCESS_TSC_INVARIANT, TscState::Invariant),
+    ] {
+        let machine = Machine::from_cpuid(|number| match number {
+            0x4000_0003 => Leaf {
+                eax: hyperv_features.eax | privilege,
+                ..Leaf::ZERO
+            },
+            0x8000_0000 => Leaf {
+                eax: 0x8000_0008,
+                ..Leaf::ZERO
+            },
+            0x8000_0007 => Leaf {
+                edx: processor::EXTENDED7_EDX_INVARIANT_TSC,
+                ..Leaf::ZERO
+            },
+            other => hyperv_leaves(other),
+        });
+        assert_eq!(machine.tsc, tsc);
+    }
     let both = |number| match number {
         0x4000_0100 => Leaf::from_signature(0x4000_0101, SIGNATURE_KVM),
         0x4000_0101 => Leaf {

@@ -10,12 +10,14 @@ use support::Memory;
 use support::partition::{enabled, hz, ns, ticks, time_of_day, update};
 
 fn contents(memory: &Memory) -> Contents {
-    memory.vmclock.read(1, || ()).unwrap().0
+    memory.vmclock.read(1, || ()).expect("a valid page").0
 }
 
 /// TAI at `now`, in ns since 1970.
 fn tai(memory: &Memory, now: u64) -> u64 {
-    let time = contents(memory).time_at(ticks(now)).unwrap();
+    let time = contents(memory)
+        .time_at(ticks(now))
+        .expect("a page with time");
     time.sec * 1_000_000_000 + u64::from(time.subsec_nanos())
 }
 

@@ -13,7 +13,8 @@ fn multiplication(c: &mut Criterion) {
         bench.iter(|| mul_high(black_box(a), black_box(b)))
     });
     group.bench_function("limbs", |bench| {
-        bench.iter(|| mul_limbs(black_box(a), black_box(b)).0)
+        // Both halves: a compiler for 64 bits turns limbs of which only the upper half is used into its one multiplication.
+        bench.iter(|| mul_limbs(black_box(a), black_box(b)))
     });
     group.finish();
 }

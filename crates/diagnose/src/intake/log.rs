@@ -19,7 +19,7 @@
 //!
 //! # References
 //!
-//! Linux `kernel/printk/printk.c` (stamps), and the files named in [`ClockEvent`].
+//! Linux `kernel/printk/printk.c` (stamps), and the files named in [`ClockEvent`](crate::evidence::ClockEvent).
 
 mod boots;
 mod calibration;
@@ -30,7 +30,7 @@ mod stamp;
 mod watchdog;
 
 use super::complaint::Complaints;
-use crate::evidence::{ClockEvent, KernelLog, LoggedEvent};
+use crate::evidence::{KernelLog, LoggedEvent};
 use aho_corasick::{AhoCorasick, MatchKind};
 use boots::Boots;
 use message::ANCHORS;
@@ -173,7 +173,8 @@ impl Scan {
             let end = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end);
             self.lines += count_lines(&text[counted..start]);
             counted = start;
-            self.line(self.lines + 1, &text[start..end], at - start);
+            let anchor = Some((found.pattern().as_usize(), at - start));
+            self.line(self.lines + 1, &text[start..end], anchor);
             from = end;
             if from >= text.len() {
                 break;
@@ -195,28 +196,36 @@ impl Scan {
         ));
         if let Some(found) = SEARCH.find(text) {
             let end = text.len().min(found.start() + 4096);
-            self.line(
-                line,
-                &text[found.start().saturating_sub(256)..end],
-                found.start().min(256),
-            );
+            self.line(line, &text[found.start().saturating_sub(256)..end], None);
         }
     }
 
-    fn line(&mut self, number: u64, bytes: &[u8], anchor: usize) {
+    /// A line with an anchor in it: which one and where, unless the line has to be searched again.
+    fn line(&mut self, number: u64, bytes: &[u8], anchor: Option<(usize, usize)>) {
         let text = String::from_utf8_lossy(bytes);
         let text = text.trim_end_matches('\r');
         let plain;
-        let (text, mut at) = if text.contains(['\u{1b}', '\0']) || text.len() != bytes.len() {
-            plain = without_colours(text);
-            (plain.as_str(), 0)
-        } else {
-            (text, anchor)
-        };
-        while let Some(found) = text.get(at..).and_then(|rest| SEARCH.find(rest)) {
-            let start = at + found.start();
-            let Some((_, family)) = ANCHORS.get(found.pattern().as_usize()) else {
-                if text[..start].trim().is_empty() {
+        let (text, mut next) =
+            if text.bytes().any(|byte| byte == 0x1b || byte == 0) || text.len() > bytes.len() {
+                plain = without_colours(text);
+                (plain.as_str(), None)
+            } else {
+                (text, anchor)
+            };
+        let mut from = 0;
+        loop {
+            let (pattern, start) = match next.take() {
+                Some(known) => known,
+                None => match text.get(from..).and_then(|rest| SEARCH.find(rest)) {
+                    Some(found) => (found.pattern().as_usize(), from + found.start()),
+                    None => break,
+                },
+            };
+            let Some((anchor, family)) = ANCHORS.get(pattern) else {
+                if text
+                    .get(..start)
+                    .is_some_and(|before| before.trim().is_empty())
+                {
                     self.boots.marker(number);
                 }
                 return;
@@ -231,7 +240,7 @@ impl Scan {
                 });
                 return;
             }
-            at += found.end();
+            from = start + anchor.len();
         }
         if oversized_number(text) {
             self.complaints.add(format!(
@@ -309,23 +318,6 @@ fn oversized_number(text: &str) -> bool {
             digits > 16 && fields::leading_number(rest).is_none()
         })
     })
-}
-
-impl ClockEvent {
-    /// A key of the lines that one boot prints once, for telling boots apart.
-    fn once_a_boot(&self) -> Option<String> {
-        match self {
-            Self::BootStarted { .. } => Some("boot".to_owned()),
-            Self::Registered { name, .. } => Some(format!("registered {name}")),
-            Self::DetectedTsc { .. } => Some("detected-tsc".to_owned()),
-            Self::DetectedProcessor { .. } => Some("detected-processor".to_owned()),
-            Self::Refined { .. } => Some("refined".to_owned()),
-            Self::SchedClockStable(_) => Some("sched-clock-stable".to_owned()),
-            Self::TotalBogomips { .. } => Some("total-bogomips".to_owned()),
-            Self::KvmClockSchedOffset { .. } => Some("kvm-clock-offset".to_owned()),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,35 @@ const BOOTS_AT_EACH_END: usize = 16;
 /// A stamp may stand this much behind an earlier one without meaning anything.
 const OUT_OF_ORDER_US: u64 = 1_000_000;
 
+/// A line that one boot prints once.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Once {
+    Boot,
+    Registered(String),
+    DetectedTsc,
+    DetectedProcessor,
+    Refined,
+    SchedClockStable,
+    TotalBogomips,
+    KvmClockOffset,
+}
+
+impl Once {
+    fn of(event: &ClockEvent) -> Option<Self> {
+        Some(match event {
+            ClockEvent::BootStarted { .. } => Self::Boot,
+            ClockEvent::Registered { name, .. } => Self::Registered(name.clone()),
+            ClockEvent::DetectedTsc { .. } => Self::DetectedTsc,
+            ClockEvent::DetectedProcessor { .. } => Self::DetectedProcessor,
+            ClockEvent::Refined { .. } => Self::Refined,
+            ClockEvent::SchedClockStable(_) => Self::SchedClockStable,
+            ClockEvent::TotalBogomips { .. } => Self::TotalBogomips,
+            ClockEvent::KvmClockSchedOffset { .. } => Self::KvmClockOffset,
+            _ => return None,
+        })
+    }
+}
+
 /// The boots of a log that is being read.
 #[derive(Default)]
 pub(super) struct Boots {
@@ -27,13 +56,13 @@ pub(super) struct Boots {
 #[derive(Default)]
 struct Stretch {
     boot: Boot,
-    once: BTreeSet<String>,
+    once: BTreeSet<Once>,
     /// Begun by a line that can be nothing else.
     marked: bool,
 }
 
 impl Stretch {
-    fn push(&mut self, event: LoggedEvent, once: Option<String>) {
+    fn push(&mut self, event: LoggedEvent, once: Option<Once>) {
         if self.boot.first_line == 0 {
             self.boot.first_line = event.line;
         }
@@ -64,7 +93,7 @@ impl Boots {
 
     /// The next event of the log.
     pub(super) fn push(&mut self, event: LoggedEvent) {
-        let once = event.event.once_a_boot();
+        let once = Once::of(&event.event);
         if matches!(event.event, ClockEvent::BootStarted { .. }) {
             let just_marked =
                 self.current.marked && self.current.boot.events.is_empty() && self.tail.is_none();

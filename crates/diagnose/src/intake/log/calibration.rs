@@ -1,7 +1,8 @@
 //! What the TSC code, the delay loop and the scheduler clock print.
 
 use super::fields::{
-    after, leading_hundredths, leading_number, leading_signed, leading_thousandths, number, signed,
+    after, has, leading_hundredths, leading_number, leading_signed, leading_thousandths, number,
+    signed,
 };
 use crate::evidence::{
     Calibration, ClockEvent, DelayLoopSource, Outcome, SchedClockLine, UnstableReason,
@@ -17,24 +18,32 @@ fn unstable_reason(text: &str) -> UnstableReason {
         "TSCs unsynchronized" => UnstableReason::Unsynchronised,
         "cpufreq changes" => UnstableReason::CpufreqChanges,
         "boot parameter" | "tsc=unstable" | "boot parameters" => UnstableReason::CommandLine,
-        _ if text.contains("halts in") || text.contains("deep idle") => UnstableReason::HaltsInIdle,
+        _ if has(text, "halts in") || has(text, "deep idle") => UnstableReason::HaltsInIdle,
         _ => UnstableReason::Other(text.chars().filter(|c| !c.is_control()).take(64).collect()),
     }
 }
 
 pub(super) fn tsc(line: &str) -> Option<ClockEvent> {
+    // The common lines first, by what stands behind the prefix.
+    if let Some((_, text)) = line.split_once("tsc: ") {
+        if let Some(rest) = text.strip_prefix("Marking TSC unstable due to ") {
+            return Some(ClockEvent::TscUnstable(unstable_reason(rest)));
+        }
+    } else if has(line, "TSC found unstable after boot") {
+        return Some(ClockEvent::BrokenBiosRemark);
+    }
     if let Some(rest) = after(line, "Marking TSC unstable due to") {
         return Some(ClockEvent::TscUnstable(unstable_reason(rest)));
     }
-    if line.contains("TSC found unstable after boot") {
+    if has(line, "TSC found unstable after boot") {
         return Some(ClockEvent::BrokenBiosRemark);
     }
     if let Some(cycles) = number(line, "Measured ")
-        && line.contains("TSC warp between CPUs")
+        && has(line, "TSC warp between CPUs")
     {
         return Some(ClockEvent::Warp { cycles });
     }
-    if line.contains("TSC warped randomly between CPUs") {
+    if has(line, "TSC warped randomly between CPUs") {
         return Some(ClockEvent::RandomWarp);
     }
     if let Some(rest) = after(line, "TSC ADJUST compensate: CPU") {
@@ -71,7 +80,7 @@ pub(super) fn tsc(line: &str) -> Option<ClockEvent> {
         let (khz, _) = leading_thousandths(after(rest, "]:")?)?;
         return Some(ClockEvent::Recalibrated { khz });
     }
-    if line.contains("TSC freq calibrated by CPUID/MSR differs") {
+    if has(line, "TSC freq calibrated by CPUID/MSR differs") {
         return Some(ClockEvent::CalibrationsDiffer);
     }
     calibration(line)
@@ -100,7 +109,7 @@ pub(super) fn calibration(line: &str) -> Option<ClockEvent> {
     ];
     templates
         .into_iter()
-        .find(|(text, ..)| line.contains(text))
+        .find(|(text, ..)| has(line, text))
         .map(|(_, method, outcome)| ClockEvent::Calibrated { method, outcome })
 }
 
@@ -119,11 +128,11 @@ pub(super) fn delay_loop(line: &str) -> Option<ClockEvent> {
     let fraction = tail.pop()?;
     let whole = tail.pop()?;
     let (bogomips_hundredths, _) = leading_hundredths(&format!("{whole}.{fraction}"))?;
-    let source = if rest.contains("preset value") {
+    let source = if has(rest, "preset value") {
         DelayLoopSource::Preset
-    } else if rest.contains("using timer frequency") {
+    } else if has(rest, "using timer frequency") {
         DelayLoopSource::TimerFrequency
-    } else if rest.contains("already calibrated") {
+    } else if has(rest, "already calibrated") {
         DelayLoopSource::Kept
     } else {
         DelayLoopSource::Measured
@@ -153,7 +162,7 @@ pub(super) fn hpet(line: &str) -> Option<ClockEvent> {
 }
 
 pub(super) fn sched_clock(from_anchor: &str) -> Option<ClockEvent> {
-    let stable = from_anchor.contains("Marking stable");
+    let stable = has(from_anchor, "Marking stable");
     let mut rest = from_anchor;
     let mut next = |key: &str| -> Option<i64> {
         let (value, behind) = leading_signed(after(rest, key)?)?;

@@ -1,26 +1,24 @@
 //! What a kernel prints about the machine under it: boot, hypervisor, sleep, stalls.
 
 use super::calibration::tsc;
-use super::fields::{after, hex, leading_number, number};
+use super::fields::{after, has, hex, leading_number, number};
 use crate::evidence::{ClockEvent, Interruption};
 
 pub(super) fn kvm_clock(from_anchor: &str) -> Option<ClockEvent> {
     if let Some(offset_ns) = number(from_anchor, "using sched offset of ") {
         return Some(ClockEvent::KvmClockSchedOffset { offset_ns });
     }
-    from_anchor
-        .contains("sing msrs ")
-        .then_some(ClockEvent::KvmClockMsrs)
+    has(from_anchor, "sing msrs ").then_some(ClockEvent::KvmClockMsrs)
 }
 
 pub(super) fn hyper_v(line: &str) -> Option<ClockEvent> {
-    if line.contains("Marking TSC unstable") {
+    if has(line, "Marking TSC unstable") {
         return tsc(line);
     }
-    if line.contains("ypervisor detected: ") {
+    if has(line, "ypervisor detected: ") {
         return hypervisor(after(line, "Hypervisor detected: ").map_or(line, |_| line));
     }
-    if line.contains("privilege flags low ") {
+    if has(line, "privilege flags low ") {
         return Some(ClockEvent::HyperVPrivileges {
             low: hex(line, "flags low ")?,
             high: hex(line, "high ").unwrap_or(0),
@@ -31,7 +29,7 @@ pub(super) fn hyper_v(line: &str) -> Option<ClockEvent> {
     if let Some(hz) = hex(line, "LAPIC Timer Frequency: ") {
         return Some(ClockEvent::HyperVApicFrequency { hz });
     }
-    (line.contains("Host Build")).then_some(ClockEvent::HyperVHostBuild)
+    (has(line, "Host Build")).then_some(ClockEvent::HyperVHostBuild)
 }
 
 pub(super) fn boot(from_anchor: &str) -> Option<ClockEvent> {
@@ -122,11 +120,11 @@ pub(super) fn power(from_anchor: &str) -> Option<ClockEvent> {
             Interruption::SuspendEntry
         } else if rest.starts_with("suspend exit") || rest.starts_with("Finishing wakeup") {
             Interruption::SuspendExit
-        } else if rest.contains("hibernation entry") {
+        } else if has(rest, "hibernation entry") {
             Interruption::HibernationEntry
-        } else if rest.contains("hibernation exit")
-            || rest.contains("Basic memory bitmaps freed")
-            || rest.contains("Image restored successfully")
+        } else if has(rest, "hibernation exit")
+            || has(rest, "Basic memory bitmaps freed")
+            || has(rest, "Image restored successfully")
         {
             Interruption::HibernationExit
         } else {
@@ -159,9 +157,9 @@ pub(super) fn rtc(text: &str) -> Option<ClockEvent> {
 }
 
 pub(super) fn stall(line: &str) -> Option<ClockEvent> {
-    let kernel_says = line.contains("BUG: soft lockup")
-        || line.contains("rcu") && line.contains("stall")
-        || line.contains("INFO: ") && line.contains("stall");
+    let kernel_says = has(line, "BUG: soft lockup")
+        || has(line, "rcu") && has(line, "stall")
+        || has(line, "INFO: ") && has(line, "stall");
     kernel_says.then(|| ClockEvent::CpuStalled {
         seconds: number(line, "stuck for "),
     })

@@ -2,18 +2,40 @@
 
 use super::calibration::tsc;
 use super::fields::{
-    after, between, first_name, hex, leading_hex, leading_number, name, number, quoted_name, signed,
+    after, between, first_name, has, hex, leading_hex, leading_number, name, number, quoted_name,
+    signed,
 };
 use crate::evidence::{ClockEvent, WatchdogBlock};
 
 pub(super) fn clocksource(line: &str, from_anchor: &str) -> Option<ClockEvent> {
+    by_first_letter(from_anchor).or_else(|| by_any_text(line, from_anchor))
+}
+
+/// The usual form, `clocksource: ` and a text whose first letter nearly tells which.
+fn by_first_letter(from_anchor: &str) -> Option<ClockEvent> {
+    let text = from_anchor.strip_prefix("locksource: ")?.trim_start();
+    match text.as_bytes().first()? {
+        b'\'' => watchdog_numbers(text),
+        b'S' => first_name(text.strip_prefix("Switched to clocksource ")?)
+            .map(|name| ClockEvent::Switched { name }),
+        b't' if text.starts_with("timekeeping") => {
+            watchdog_verdict(text).or_else(|| read_back(text))
+        }
+        b'w' if text.starts_with("wd-") => read_back(text),
+        b'M' | b'W' | b'C' | b'L' => None,
+        _ => registered(from_anchor),
+    }
+}
+
+/// Any other form: older texts, and lines that were cut or pasted.
+fn by_any_text(line: &str, from_anchor: &str) -> Option<ClockEvent> {
     if let Some(rest) = after(line, "witched to clocksource ") {
         return first_name(rest).map(|name| ClockEvent::Switched { name });
     }
-    if line.contains("max_cycles: ") {
+    if has(line, "max_cycles: ") {
         return registered(from_anchor);
     }
-    if line.contains("wd_now: ") || line.contains("cs_now: ") {
+    if has(line, "wd_now: ") || has(line, "cs_now: ") {
         return watchdog_numbers(line);
     }
     if let Some(rest) = after(from_anchor, "locksource '")
@@ -27,24 +49,23 @@ pub(super) fn clocksource(line: &str, from_anchor: &str) -> Option<ClockEvent> {
         });
     }
     if let Some(rest) = after(line, "Marking clocksource ") {
-        if rest.contains("unstable due to frequency skew") {
+        if has(rest, "unstable due to frequency skew") {
             return first_name(rest).map(|name| ClockEvent::FrequencySkewVerdict { name });
         }
-        if rest.contains("unstable due to inter CPU skew") {
+        if has(rest, "unstable due to inter CPU skew") {
             return first_name(rest).map(|name| ClockEvent::CpuSkewVerdict { name });
         }
     }
     if let Some(event) = watchdog_verdict(line).or_else(|| read_back(line)) {
         return Some(event);
     }
-    if line.contains(" interval: ") {
+    if has(line, " interval: ") {
         return newest_interval(line);
     }
-    if line.contains(" (cycles)") {
+    if has(line, " (cycles)") {
         return cpu_skew(line);
     }
-    if line.contains(" for clocksource ")
-        && (line.contains(" ahead of CPU ") || line.contains(" behind CPU "))
+    if has(line, " for clocksource ") && (has(line, " ahead of CPU ") || has(line, " behind CPU "))
     {
         return first_name(after(line, " for clocksource ")?)
             .map(|name| ClockEvent::CpusApart { name });
@@ -53,7 +74,7 @@ pub(super) fn clocksource(line: &str, from_anchor: &str) -> Option<ClockEvent> {
         let rest = after(line, "locksource ")?;
         return first_name(rest).map(|name| ClockEvent::OldVerdict { name, delta_ns });
     }
-    if line.contains("clocksource watchdog") {
+    if has(line, "clocksource watchdog") {
         return tsc(line);
     }
     None
@@ -73,43 +94,40 @@ fn registered(from_anchor: &str) -> Option<ClockEvent> {
 
 pub(super) fn watchdog_verdict(line: &str) -> Option<ClockEvent> {
     let rest = after(line, "Marking clocksource ")?;
-    if !rest.contains("unstable") || !rest.contains("skew is too large") {
+    if !has(rest, "unstable") || !has(rest, "skew is too large") {
         return None;
     }
     quoted_name(rest).map(|name| ClockEvent::WatchdogVerdict { name })
 }
 
 pub(super) fn watchdog_numbers(line: &str) -> Option<ClockEvent> {
-    let block = |prefix: &str| -> Option<WatchdogBlock> {
-        let key = |field: &str| format!("{prefix}_{field}: ");
-        let before = line.split_once(&format!("{prefix}_"))?.0;
+    let block = |start: &str, nsec: &str, now: &str, last: &str| -> Option<WatchdogBlock> {
+        let (before, _) = line.split_once(start)?;
         let mut quotes = before.rsplitn(3, '\'');
         let _behind = quotes.next()?;
+        let numbers = line.get(before.len()..)?;
         Some(WatchdogBlock {
             name: name(quotes.next()?)?,
-            nsec: signed(line, &key("nsec")),
-            now: hex(line, &key("now"))?,
-            last: hex(line, &key("last"))?,
-            mask: hex(line, "mask: ")?,
+            nsec: signed(numbers, nsec),
+            now: hex(numbers, now)?,
+            last: hex(numbers, last)?,
+            mask: hex(numbers, "mask: ")?,
         })
     };
-    if line.contains("wd_now: ") {
-        block("wd").map(ClockEvent::WatchdogReference)
-    } else {
-        block("cs").map(ClockEvent::WatchdogAccused)
+    if let Some(found) = block("wd_n", "wd_nsec: ", "wd_now: ", "wd_last: ") {
+        return Some(ClockEvent::WatchdogReference(found));
     }
+    block("cs_n", "cs_nsec: ", "cs_now: ", "cs_last: ").map(ClockEvent::WatchdogAccused)
 }
 
 fn newest_interval(line: &str) -> Option<ClockEvent> {
     let (before, behind) = line.rsplit_once(" interval: ")?;
     let (interval_ns, _) = leading_number(behind)?;
     let name = name(before.split_whitespace().next_back()?)?;
-    if before.contains("Watchdog") {
+    if has(before, "Watchdog") {
         Some(ClockEvent::WatchdogInterval { name, interval_ns })
     } else {
-        before
-            .contains("Clocksource")
-            .then_some(ClockEvent::AccusedInterval { name, interval_ns })
+        has(before, "Clocksource").then_some(ClockEvent::AccusedInterval { name, interval_ns })
     }
 }
 
@@ -122,37 +140,34 @@ fn cpu_skew(line: &str) -> Option<ClockEvent> {
 }
 
 pub(super) fn read_back(line: &str) -> Option<ClockEvent> {
-    if line.contains("read timed out") {
-        return (line.contains("Watchdog")).then(|| ClockEvent::ReadTimedOut {
+    if has(line, "read timed out") {
+        return (has(line, "Watchdog")).then(|| ClockEvent::ReadTimedOut {
             delay_ns: number(line, "Readout sequence took: "),
         });
     }
-    if line.contains("print_freq_timeout") {
+    if has(line, "print_freq_timeout") {
         let before = line.split_once(" callbacks suppressed")?.0;
         let count = before.split_whitespace().next_back()?.parse().ok()?;
         return Some(ClockEvent::ReadTimeoutsSuppressed { count });
     }
     if let Some(attempts) = number(line, " retried ") {
-        return line
-            .contains("before success")
-            .then_some(ClockEvent::ReadRetried { attempts });
+        return has(line, "before success").then_some(ClockEvent::ReadRetried { attempts });
     }
-    if line.contains("Long readout interval") {
+    if has(line, "Long readout interval") {
         return Some(ClockEvent::LongInterval {
             accused_ns: signed(line, "cs_nsec: ")?,
             reference_ns: signed(line, "wd_nsec: ")?,
         });
     }
     let delay_ns = number(line, "read-back delay of ")?;
-    if line.contains("marking") && line.contains("unstable") {
+    if has(line, "marking") && has(line, "unstable") {
         return Some(ClockEvent::ReadBackVerdict {
             delay_ns,
             reference_ns: number(line, "wd-wd read-back delay only "),
         });
     }
-    if line.contains("clock-skew test skipped") {
+    if has(line, "clock-skew test skipped") {
         return Some(ClockEvent::ReadBackSkipped { delay_ns });
     }
-    line.contains("wd-wd read-back delay")
-        .then_some(ClockEvent::ReadBackReference { delay_ns })
+    has(line, "wd-wd read-back delay").then_some(ClockEvent::ReadBackReference { delay_ns })
 }

@@ -3,7 +3,8 @@
 //! `cargo run --release -p chronovisor-guest --example frequency`
 
 use chronovisor_abi::cpuid::{
-    HYPERVISOR_BASE, HYPERVISOR_FREQUENCIES, PROCESSOR_FREQUENCIES, TSC_AND_CRYSTAL,
+    Base, HYPERVISOR_BASE, HYPERVISOR_FREQUENCIES, Interface, PROCESSOR_FREQUENCIES,
+    TSC_AND_CRYSTAL, interfaces,
 };
 use chronovisor_guest::counter::Ordered;
 use chronovisor_guest::cpuid::{leaf, processor_leaf};
@@ -18,7 +19,13 @@ fn main() {
     estimates.extend(Estimate::from_nominal(processor_leaf(
         PROCESSOR_FREQUENCIES,
     )));
-    if leaf(HYPERVISOR_BASE).eax >= HYPERVISOR_FREQUENCIES {
+    // Hyper-V's own leaves may reach as far one day and mean something else there.
+    let reaches = |base: Base| {
+        base.base == HYPERVISOR_BASE
+            && base.last >= HYPERVISOR_FREQUENCIES
+            && base.interface != Interface::HyperV
+    };
+    if interfaces(leaf).any(reaches) {
         estimates.extend(Estimate::from_hypervisor_leaf(leaf(HYPERVISOR_FREQUENCIES)));
     }
     match KernelPages::find() {

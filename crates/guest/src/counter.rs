@@ -26,7 +26,8 @@
 //! # Caveats
 //!
 //! The instructions fault where the kernel forbids them (`prctl(PR_SET_TSC)`, CR4.TSD), and `rdtscp` where the processor lacks it. The CPU
-//! number in [`TscAux`] is what the operating system has put there; bare-metal guests must fill the register themselves.
+//! number in [`TscAux`] is what the operating system has put there; bare-metal guests must fill the register themselves. On AMD processors `lfence` orders only
+//! once the kernel has made it dispatch-serializing (MSR 0xC0011029, bit 1), as Linux does.
 //!
 //! # References
 //!

@@ -1,4 +1,5 @@
 //! `chronovisor lab`, run as a program on this machine's /dev/kvm.
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::process::{Command, Output};
 

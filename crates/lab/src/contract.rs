@@ -76,6 +76,8 @@ pub mod experiment {
     pub const MIGRATE: u64 = 6;
     /// The conformance checks, as TAP on the serial port.
     pub const CONFORMANCE: u64 = 8;
+    /// KVM's own Hyper-V clock and ours, one after the other.
+    pub const BESIDE: u64 = 9;
     /// Misbehaves on purpose; argument 0 says how.
     pub const HOSTILE: u64 = 7;
 }
@@ -320,6 +322,14 @@ pub mod record {
     pub const MIGRATE_STEPS: u32 = 0x107;
     /// Reads and largest gap during migration: clock number (row), reads, largest gap in the clock's own unit.
     pub const MIGRATE_GAP: u32 = 0x108;
+    /// A reference page: 0 KVM's or 1 ours in the upper half and the sequence in the lower one, scale, offset.
+    pub const BESIDE_PAGE: u32 = 0x10A;
+    /// Bracketing of a counter by its page: which, violations, rounds.
+    pub const BESIDE_COUNTER: u32 = 0x10B;
+    /// Frequency MSR: which, Hz, 0.
+    pub const BESIDE_FREQUENCY: u32 = 0x10C;
+    /// Our page less KVM's at one TSC, in 100 ns, two's complement: smallest, largest, rounds.
+    pub const BESIDE_DIFFERENCE: u32 = 0x10D;
     /// A row could not be measured: row, one of [`super::void`], detail.
     pub const ROW_VOID: u32 = 0x109;
 }

@@ -25,6 +25,12 @@ pub enum LabError {
         /// The capability's name in the kernel's header.
         name: &'static str,
     },
+    /// The kernel's KVM emulates no Hyper-V, so there is nothing to put beside ours.
+    #[error(
+        "this KVM has no Hyper-V of its own (KVM_CAP_HYPERV): nothing to compare with; run it on stock KVM with \
+         scripts/nested"
+    )]
+    NoHypervInKvm,
     /// A call into KVM failed.
     #[error("{call} failed on vCPU {vcpu:?}")]
     Kvm {
@@ -77,7 +83,7 @@ impl LabError {
     pub fn is_not_possible_here(&self) -> bool {
         matches!(
             self,
-            Self::NoKvm | Self::NoPermission | Self::MissingCapability { .. }
+            Self::NoKvm | Self::NoPermission | Self::MissingCapability { .. } | Self::NoHypervInKvm
         )
     }
 }

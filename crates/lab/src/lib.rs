@@ -17,3 +17,8 @@ pub mod report;
 pub mod user_apic;
 
 pub use error::LabError;
+
+/// The README's example, compiled as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -1,6 +1,7 @@
 //! The experiments, each a ring-3 program. They find their job in shared memory.
 
 mod agreement;
+mod beside;
 mod clocks;
 mod conformance;
 mod hostile;
@@ -27,6 +28,7 @@ pub extern "C" fn run() -> ! {
         experiment::AGREEMENT => agreement::run(&job),
         experiment::SMP => smp::run(&job),
         experiment::MIGRATE => migrate::run(&job),
+        experiment::BESIDE => beside::run(&job),
         experiment::CONFORMANCE => report::finish(conformance()),
         experiment::TIMERS => timers::run(&job),
         experiment::HOSTILE => hostile::run(&job),

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::agreement;
+use super::beside::{self, Beside};
 use super::{GuestCounter, Place, Progress, SeedRow, seeds};
 use crate::LabError;
 use crate::backend::{Backend, Kind};
@@ -34,8 +35,19 @@ pub struct Options {
     pub rounds: u64,
     /// Reads a round of a row that does not exit, in ring 3.
     pub reads: u64,
+    /// Whether KVM's own Hyper-V clock is put beside ours.
+    pub kvm_hyperv: KvmHyperv,
     /// How often the clocks are compared with each other.
     pub checks: agreement::Rounds,
+}
+
+/// Whether KVM's own Hyper-V clock is put beside ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvmHyperv {
+    /// Left out.
+    Absent,
+    /// Compared; an error where KVM has none.
+    Compared,
 }
 
 impl Default for Options {
@@ -44,6 +56,7 @@ impl Default for Options {
             vcpus: vec![1, 2],
             rounds: 31,
             reads: 20_000,
+            kvm_hyperv: KvmHyperv::Absent,
             checks: agreement::Rounds {
                 cheap: 100_000,
                 costly: 1000,
@@ -86,6 +99,9 @@ pub struct Report {
     pub agreement: Vec<Agreement>,
     /// The scheduler's clock at its first read, the guest's first act, in ns. It starts at 0.
     pub sched_clock_first_ns: Option<u64>,
+    /// KVM's own Hyper-V clock beside ours, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// Published figures.
     pub seed_rows: &'static [SeedRow],
     /// How long it took, in s.
@@ -141,6 +157,11 @@ pub fn run(
     progress: Progress<'_>,
 ) -> Result<Report, LabError> {
     let start = Instant::now();
+    // First, since it is what may be impossible here.
+    let beside = match options.kvm_hyperv {
+        KvmHyperv::Absent => None,
+        KvmHyperv::Compared => Some(beside::run(backend)?),
+    };
     let mut rows = Vec::new();
     let mut agreement = Vec::new();
     let mut tsc_hz = 0;
@@ -169,6 +190,7 @@ pub fn run(
         rows,
         agreement,
         sched_clock_first_ns,
+        beside,
         seed_rows: seeds::CLOCKS,
         seconds: start.elapsed().as_secs_f64(),
     })

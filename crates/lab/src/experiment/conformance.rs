@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chronovisor_abi::cpuid::{HYPERVISOR_BASE, Leaf};
+use chronovisor_abi::quantity::Hertz;
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
 use chronovisor_host::cpuid_leaves::{Crystal, HypervisorFrequencies, InvariantTsc, Offer};
 use chronovisor_host::msr_surface::Privileges;
@@ -35,28 +36,9 @@ pub fn run(backend: &Backend) -> Result<Outcome, LabError> {
     let job = Job::new(experiment::CONFORMANCE, 1);
     // The rate is needed for the leaves, and the leaves for the machine: ask another one.
     let counter = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?;
-    let offer = Offer {
-        privileges: Privileges::EVERYTHING,
-        tsc: counter.rate,
-        apic: BUS,
-        crystal: Crystal::Absent,
-        processor_mhz: None,
-        hypervisor_frequencies: HypervisorFrequencies::Absent,
-        invariant_tsc: InvariantTsc::No,
-        max_vcpus: 1,
-        version: Leaf::ZERO,
-    };
-    let leaves = offer
-        .leaves()
-        .map_err(|error| LabError::Guest(format!("the CPUID leaves: {error}")))?;
-    let hypervisor_leaves = leaves
-        .iter()
-        .map(|(number, leaf)| (number, [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]));
     let setup = Setup {
         kvm_clock_msrs: Owner::Ours,
-        hypervisor_leaves: hypervisor_leaves
-            .filter(|(number, _)| number & HYPERVISOR_BASE != 0)
-            .collect(),
+        hypervisor_leaves: hypervisor_leaves(counter.rate)?,
         ..Setup::new(1)
     };
     let mut machine = Machine::new(backend, &setup, &job)?;
@@ -102,4 +84,28 @@ fn time_of_day(clocks: &Clocks) -> Result<TimeOfDay, LabError> {
         rate_estimated_error: None,
         rate_maximum_error: None,
     })
+}
+
+/// The hypervisor's CPUID leaves for a guest whose counter runs at `tsc`: Hyper-V's and KVM's interfaces at once.
+pub(super) fn hypervisor_leaves(tsc: Hertz) -> Result<Vec<(u32, [u32; 4])>, LabError> {
+    let offer = Offer {
+        privileges: Privileges::EVERYTHING,
+        tsc,
+        apic: BUS,
+        crystal: Crystal::Absent,
+        processor_mhz: None,
+        hypervisor_frequencies: HypervisorFrequencies::Absent,
+        invariant_tsc: InvariantTsc::No,
+        max_vcpus: 1,
+        version: Leaf::ZERO,
+    };
+    let leaves = offer
+        .leaves()
+        .map_err(|error| LabError::Guest(format!("the CPUID leaves: {error}")))?;
+    let hypervisors = leaves
+        .iter()
+        .filter(|(number, _)| number & HYPERVISOR_BASE != 0);
+    Ok(hypervisors
+        .map(|(number, leaf)| (number, [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]))
+        .collect())
 }

@@ -2,6 +2,7 @@
 
 pub mod agreement;
 pub mod all;
+pub mod beside;
 pub mod clocks;
 pub mod conformance;
 pub mod migrate;

@@ -10,6 +10,8 @@ mod setup;
 mod state;
 mod vcpu;
 
+use std::sync::Arc;
+
 use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_userspace_memory_region,
 };
@@ -24,7 +26,7 @@ use crate::{LabError, image};
 pub use devices::{Devices, NoDevices, Refused};
 pub use kick::Kicker;
 pub use run::{Ended, Run, Running};
-pub use setup::{Apic, Owner, Secondary, Setup};
+pub use setup::{Apic, Owner, Secondary, Setup, divert_reference_msrs};
 pub use state::{VcpuState, set_tsc_offset, tsc_offset};
 pub use vcpu::End;
 
@@ -32,7 +34,7 @@ pub use vcpu::End;
 pub struct Machine {
     // Before the memory, so that KVM lets go of it first.
     vcpus: Vec<VcpuFd>,
-    vm: VmFd,
+    vm: Arc<VmFd>,
     memory: GuestMemoryMmap,
 }
 
@@ -118,7 +120,11 @@ impl Machine {
                 Ok(fd)
             })
             .collect::<Result<_, LabError>>()?;
-        Ok(Self { vcpus, vm, memory })
+        Ok(Self {
+            vcpus,
+            vm: Arc::new(vm),
+            memory,
+        })
     }
 
     fn start_at_image(&self, setup: &Setup, job: &Job) -> Result<(), LabError> {
@@ -172,7 +178,7 @@ impl Machine {
 
     /// The VM, for calls of an experiment's own.
     #[must_use]
-    pub const fn vm(&self) -> &VmFd {
+    pub const fn vm(&self) -> &Arc<VmFd> {
         &self.vm
     }
 

@@ -118,6 +118,23 @@ pub(super) fn divert_msrs(vm: &VmFd, setup: &Setup) -> Result<(), LabError> {
         .map_err(LabError::kvm("KVM_X86_SET_MSR_FILTER"))
 }
 
+/// Takes the reference time MSRs (0x40000020 to 0x40000023) of a running VM from KVM.
+///
+/// # Errors
+///
+/// [`LabError::Kvm`] if KVM refuses the filter.
+pub fn divert_reference_msrs(vm: &VmFd) -> Result<(), LabError> {
+    let flags = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
+    let range = MsrFilterRange {
+        flags,
+        base: HYPERV_MSRS.start + 0x20,
+        msr_count: 8,
+        bitmap: &[0xF0],
+    };
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range])
+        .map_err(LabError::kvm("KVM_X86_SET_MSR_FILTER"))
+}
+
 pub(super) fn guest_cpuid(supported: &CpuId, setup: &Setup, vcpu: u32) -> Result<CpuId, LabError> {
     const HYPERVISOR: std::ops::Range<u32> = 0x4000_0000..0x4001_0000;
     const X2APIC: u32 = 1 << 21;

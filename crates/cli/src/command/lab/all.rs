@@ -1,7 +1,7 @@
 //! `chronovisor lab all`.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use chronovisor_lab::experiment::all::{self, Line, Report, Size};
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     let others = args
         .also
         .iter()
-        .map(|path| read(path))
+        .map(read)
         .collect::<anyhow::Result<Vec<_>>>()?;
     let backend = super::open()?;
     let progress = Progress::start();
@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-fn read(path: &PathBuf) -> anyhow::Result<Vec<Line>> {
+fn read(path: impl AsRef<Path>) -> anyhow::Result<Vec<Line>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let other: Other = serde_json::from_str(&text)

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use chronovisor_lab::experiment::clocks::{self, Options, Report, Row};
+use chronovisor_lab::experiment::beside::Beside;
+use chronovisor_lab::experiment::clocks::{self, KvmHyperv, Options, Report, Row};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
@@ -19,9 +20,18 @@ pub(crate) struct Args {
     /// How many vCPUs read at once; each number gets a table of its own
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     vcpus: Vec<u32>,
+    /// Also put another implementation of a clock beside ours, in one guest
+    #[arg(long, value_enum)]
+    enlighten: Option<Enlighten>,
     /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Enlighten {
+    /// KVM's own in-kernel Hyper-V clock; needs a KVM that has one, as scripts/nested gives it
+    KvmHyperv,
 }
 
 /// What `chronovisor lab clocks --json` prints.
@@ -40,6 +50,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     let backend = super::open()?;
     let options = Options {
         vcpus: args.vcpus.clone(),
+        kvm_hyperv: match args.enlighten {
+            Some(Enlighten::KvmHyperv) => KvmHyperv::Compared,
+            None => KvmHyperv::Absent,
+        },
         ..Options::default()
     };
     let progress = Progress::start();
@@ -94,7 +108,44 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             "\nScheduler's clock at its first read, the guest's first act: {first} ns"
         );
     }
+    if let Some(beside) = &report.beside {
+        let _ = writeln!(
+            text,
+            "\nKVM's own Hyper-V clock beside ours:\n{}",
+            both(beside)
+        );
+    }
     text
+}
+
+fn both(beside: &Beside) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_header([
+        "page",
+        "sequence",
+        "scale",
+        "offset, 100 ns",
+        "rate error, ppb",
+        "frequency MSR, Hz",
+        "brackets",
+        "violated",
+    ]);
+    for side in &beside.sides {
+        table.add_row([
+            side.who.to_owned(),
+            side.sequence.to_string(),
+            format!("{:#018x}", side.scale),
+            side.offset_100ns.to_string(),
+            format!("{:.6}", side.rate_error_ppb),
+            side.frequency_msr_hz.to_string(),
+            side.brackets.to_string(),
+            side.violations.to_string(),
+        ]);
+    }
+    format!(
+        "{table}\nOurs less KVM's at one counter value: {} to {} ns over {} comparisons",
+        beside.difference_min_ns, beside.difference_max_ns, beside.compared
+    )
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a rate for the eye")]

@@ -34,3 +34,8 @@ mod proof;
 #[cfg(all(test, not(loom)))]
 #[path = "../tests/support/mod.rs"]
 mod support;
+
+/// The examples of the README, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -88,10 +88,16 @@ pub struct VcpuIndex(pub u32);
 pub struct Config {
     /// How many vCPUs there can be; room for each record is made at construction.
     pub vcpus: u32,
-    /// How far an encoding may drift from the master before it is re-based.
+    /// How far an encoding may drift from the master before it is re-based; below 4 ns it is taken as 4 ns, which the roundings need.
     pub drift_budget: Nanos,
     /// Whether the host's counter keeps its rate in all states.
     pub counter: Counter,
+}
+
+impl Config {
+    fn budget(self) -> Nanos {
+        self.drift_budget.max(Nanos::from_ns(4))
+    }
 }
 
 /// Whether the host's counter can carry a page.
@@ -164,7 +170,7 @@ impl PartitionClock {
         let master = Master::new(now, ExactNanos::ZERO, rate);
         let slots = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
         Ok(Self {
-            budget: config.drift_budget,
+            budget: config.budget(),
             phase: Phase::Running,
             counter: config.counter,
             master,
@@ -217,7 +223,7 @@ impl PartitionClock {
     }
 
     /// The counter value by which the VMM should have done an update with [`Change::Rebase`], or `None` if the encodings stay within the
-    /// drift budget for 2^63 ticks.
+    /// drift budget for 2^63 ticks. Always later than [`Self::last_update`].
     ///
     /// ```
     /// # use chronovisor_abi::quantity::{Hertz, Tsc};
@@ -252,8 +258,14 @@ impl PartitionClock {
         ]
         .into_iter()
         .filter_map(|(due, encoding)| {
-            // A due time before the last update is now.
-            let due = due.map(|due| if due.is_before(since) { since } else { due })?;
+            // Always later than the last update, so that a VMM which re-bases while one is due comes to an end.
+            let due = due.map(|due| {
+                if since.is_before(due) {
+                    due
+                } else {
+                    since.wrapping_add(TscDelta::from_ticks(1)) // wrapping: the counter itself wraps.
+                }
+            })?;
             Some((due, encoding))
         })
         .min_by_key(|(due, _)| due.wrapping_delta(since))

@@ -151,6 +151,8 @@ impl Line {
         let bend = u128::from(exact.frac_sec.abs_diff(self.period.frac_sec));
         let ticks = wide::mul_div_floor(self.ahead.unsigned_abs(), 1 << self.period.shift, bend)?;
         let ticks = u64::try_from(ticks).ok().filter(|ticks| *ticks < 1 << 63)?;
+        // A tick at least, or a re-base when it is due would change nothing.
+        let ticks = ticks.max(1);
         Some(self.counter.wrapping_add(TscDelta::from_ticks(ticks))) // wrapping: the counter itself wraps.
     }
 }

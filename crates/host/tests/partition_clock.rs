@@ -6,7 +6,9 @@ mod support;
 
 use chronovisor_abi::quantity::{Hertz, Nanos, RefTime, Tsc};
 use chronovisor_host::partition_clock::{Change, Config, CounterRead, PartitionClock, VcpuIndex};
+use chronovisor_host::vmclock::Notification;
 use proptest::prelude::*;
+use support::partition::time_of_day;
 use support::{Memory, PAGE};
 
 fn hz(hz: u64) -> Hertz {
@@ -102,4 +104,44 @@ fn counter_reads_are_strictly_increasing_and_say_when() {
         clock.pvclock_at(ticks(2_600_000_000)),
         Nanos::from_ns(1_000_000_000)
     );
+}
+
+/// A VMM that re-bases while one is due comes to an end, whatever the budget, the rate and the state of the line.
+#[test]
+fn rebasing_while_one_is_due_ends() {
+    for rate in [500_000, 1_000_000, 10_000_001, 2_600_000_000, 2_899_999_499] {
+        for budget in [0, 1, 2, 4, 100] {
+            let memory = Memory::new(1);
+            let config = Config {
+                drift_budget: Nanos::from_ns(budget),
+                ..Config::for_vcpus(1)
+            };
+            let mut clock = PartitionClock::start(config, hz(rate), ticks(1 << 20)).unwrap();
+            clock.offer_vmclock(Notification::Absent, &memory);
+            let mut now = 1 << 20;
+            for round in 1..200 {
+                now += rate * round / 7;
+                let mut rebases = 0;
+                while clock
+                    .next_rebase()
+                    .is_some_and(|due| !ticks(now).is_before(due))
+                {
+                    clock
+                        .begin_update(Change::Rebase, &memory)
+                        .unwrap()
+                        .publish(ticks(now))
+                        .unwrap();
+                    rebases += 1;
+                    assert!(rebases < 10, "{rate} Hz, budget {budget} ns");
+                }
+                // The time of day comes and goes by half a ns to half a ms.
+                let told = time_of_day(now, 1_800_000_000 + now / rate - round % 2);
+                clock
+                    .begin_update(Change::TimeOfDay(told), &memory)
+                    .unwrap()
+                    .publish(ticks(now))
+                    .unwrap();
+            }
+        }
+    }
 }

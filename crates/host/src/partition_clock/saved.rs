@@ -39,7 +39,7 @@ impl PartitionClock {
     pub(crate) fn from_snapshot(config: Config, state: &ClockState) -> Result<Self, ScaleError> {
         let slots = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
         Ok(Self {
-            budget: config.drift_budget,
+            budget: config.budget(),
             phase: Phase::Held,
             counter: state.counter,
             master: state.master,

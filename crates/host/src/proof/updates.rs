@@ -95,6 +95,9 @@ impl World<'_> {
             page: published.reference_page,
             vmclock: published.vmclock_page,
         };
+        let clock = self.surface.clock();
+        let last = clock.last_update();
+        assert!(clock.next_rebase().is_none_or(|next| last.is_before(next)));
         let touched = [scope.records, scope.page, scope.vmclock]
             .iter()
             .filter(|touched| **touched)

@@ -159,12 +159,14 @@ fn every_timer_ticks() {
     assert_eq!(report.rows.len(), 9);
     for row in &report.rows {
         assert_eq!(row.intervals, 49, "{row:?}");
-        // Merge and skip never give more ticks than the grid has. A deadline timer and a catch-up may give late ones faster.
-        if row.timer == "periodic" && row.policy != Some("catch-up")
-            || row.timer == "synthetic-direct"
-        {
-            assert!(row.mean_us > 990.0, "{row:?}");
-        }
+        // No tick is early, by the guest's own counter: 50 take 50 ms at least, whatever the policy. KVM's timer follows the
+        // host's monotonic clock, whose rate may be corrected by 500 ppm.
+        let least = if row.apic == "ours-timerfd" {
+            50_000.0
+        } else {
+            50_000.0 * 0.9995
+        };
+        assert!(row.armed_to_last_us >= least, "{row:?}");
         if row.timer == "one-shot" {
             assert!(row.min_us > 1000.0, "a one-shot timer fired early: {row:?}");
         }

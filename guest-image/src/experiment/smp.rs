@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use chronovisor_guest::clock::GuestClock;
+use chronovisor_guest::delay_loop::{Bring, Cpu, LoopsPerJiffy, Tsc};
 
 use crate::contract::{Job, MAX_VCPUS, TRAMPOLINE_GPA, calibration, record, status};
 use crate::gate::in_ring0;
@@ -28,12 +29,18 @@ pub fn run(job: &Job) {
         boot_cpu(job);
         return;
     }
-    let lpj = match how {
-        calibration::PRESET => Some(preset),
-        calibration::SIBLING => sibling(me, nodes, job.vcpus),
-        _ => None,
+    // As on Hyper-V without the invariant bit: the counter is constant and not trusted, so CPUs copy within a node only.
+    let known = Bring {
+        cpu: Cpu::Secondary,
+        tsc: Tsc::Unstable,
+        preset: LoopsPerJiffy::new(preset).filter(|_| how == calibration::PRESET),
+        sibling: sibling(me, nodes, job.vcpus).filter(|_| how == calibration::SIBLING),
+        ..Bring::default()
     };
-    let lpj = lpj.unwrap_or_else(|| calibrate(hz));
+    let lpj = known
+        .choose()
+        .value
+        .map_or_else(|| calibrate(hz), LoopsPerJiffy::get);
     LPJ[me as usize].store(lpj.max(1), Ordering::Release);
 }
 
@@ -68,11 +75,10 @@ fn boot_cpu(job: &Job) {
 }
 
 /// The value of the first CPU of the same node, if there is one and this is not it. The boot CPU knew its own.
-fn sibling(me: u64, nodes: u64, cpus: u64) -> Option<u64> {
+fn sibling(me: u64, nodes: u64, cpus: u64) -> Option<LoopsPerJiffy> {
     let node = |cpu: u64| cpu * nodes / cpus;
-    (0..me)
-        .find(|cpu| node(*cpu) == node(me))
-        .map(|cpu| LPJ[cpu as usize].load(Ordering::Acquire))
+    let first = (0..me).find(|cpu| node(*cpu) == node(me))?;
+    LoopsPerJiffy::new(LPJ[first as usize].load(Ordering::Acquire))
 }
 
 /// Counts TSC ticks over jiffies of the reference clock.

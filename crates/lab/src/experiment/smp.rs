@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chronovisor_guest::delay_loop::{LoopsPerJiffy, TickRate};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -128,16 +129,17 @@ fn bring_up(
     let mut machine = Machine::new(backend, &setup, &job)?;
     let counter = GuestCounter::of(&machine)?;
     let tsc_hz = counter.rate.rounded_hz();
-    let lpj = tsc_hz / u64::from(options.hz.max(1));
-    job.argument = [
-        how,
-        u64::from(options.hz.max(1)),
-        u64::from(options.numa.max(1)),
-        lpj,
-        0,
-        0,
-        0,
-    ];
+    let ticks = u64::from(options.hz.max(1));
+    let lpj = TickRate::new(ticks)
+        .and_then(|ticks| LoopsPerJiffy::from_frequency(counter.rate, ticks))
+        .map(LoopsPerJiffy::get)
+        .ok_or_else(|| {
+            LabError::Guest(format!(
+                "{} has no loops a jiffy at {ticks} Hz",
+                counter.rate
+            ))
+        })?;
+    job.argument = [how, ticks, u64::from(options.numa.max(1)), lpj, 0, 0, 0];
     machine.set_job(&job)?;
     let pages = GuestPages::new(machine.memory().clone());
     let devices: Arc<dyn Devices> =

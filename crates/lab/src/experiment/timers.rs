@@ -15,7 +15,7 @@ use super::seeds::{self, SeedRow};
 use super::{GuestCounter, Place, Progress};
 use crate::backend::Backend;
 use crate::clocks::BUS;
-use crate::contract::{Job, experiment, timer};
+use crate::contract::{Job, experiment, record, timer};
 use crate::machine::{Apic, Devices, Machine, Setup};
 use crate::{LabError, report};
 
@@ -109,6 +109,8 @@ pub struct Row {
     pub p50_us: Option<f64>,
     /// The 99th percentile, in us, if there are ticks enough to tell.
     pub p99_us: Option<f64>,
+    /// From the arming until the last tick, in us. A timer that is never early takes at least its ticks' time.
+    pub armed_to_last_us: f64,
     /// Ticks that the time from the first to the last would have had room for and that did not come. A timer that is
     /// armed again by each tick has no grid and loses none.
     pub lost: Option<u64>,
@@ -244,19 +246,33 @@ fn measure(
         )));
     }
     let ticks = report::samples(machine.memory(), 0, options.ticks)?;
+    let reports = machine.reports()?;
+    let armed = reports
+        .iter()
+        .flat_map(|report| &report.records)
+        .find(|one| one.kind == record::SAMPLES)
+        .map(|one| one.values[1])
+        .ok_or_else(|| LabError::Guest("the guest did not report its ticks".into()))?;
     let summary = summary_ns(&ticks, tsc_hz).ok_or_else(|| {
         LabError::Guest(format!(
             "{} on {:?}: fewer than two ticks",
             case.timer, case.apic
         ))
     })?;
-    let row = row_of(
+    let mut row = row_of(
         &summary,
         case,
         load,
         lost(&ticks, tsc_hz / 1000, case.number),
     );
+    let span = ticks.last().map_or(0, |last| last.saturating_sub(armed));
+    row.armed_to_last_us = us_of(span, tsc_hz);
     Ok((row, tsc_hz))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "microseconds of a measurement")]
+fn us_of(ticks: u64, tsc_hz: u64) -> f64 {
+    ticks as f64 * 1e6 / tsc_hz.max(1) as f64
 }
 
 /// Intervals in ns, rounded down.
@@ -290,7 +306,12 @@ fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
             "kvm-in-kernel"
         },
         timer: case.timer,
-        policy: (ours && case.number == timer::PERIODIC).then(|| case.policy.name()),
+        policy: match case.number {
+            timer::PERIODIC if ours => Some(case.policy.name()),
+            // As the interface's specification has it.
+            timer::SYNTHETIC => Some(Policy::CatchUp.name()),
+            _ => None,
+        },
         load,
         intervals: summary.count,
         min_us: us(summary.min),
@@ -299,6 +320,7 @@ fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
         deviation_us: summary.deviation / 1000.0,
         p50_us: summary.percentiles.p50.map(us),
         p99_us: summary.percentiles.p99.map(us),
+        armed_to_last_us: 0.0,
         lost,
     }
 }

@@ -2,14 +2,13 @@
 #![allow(unsafe_code)] // the TSC offset is a device attribute that KVM reads and writes by address
 
 use kvm_bindings::{
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_lapic_state, kvm_mp_state,
-    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::ioctl_iow_nr;
 
-use super::Apic;
 use crate::LabError;
 
 // kvm-ioctls has the two for Arm's vCPUs only.
@@ -26,12 +25,10 @@ ioctl_iow_nr!(
     kvm_device_attr
 );
 
-/// What a stopped vCPU is made of, clocks excepted: those are the experiment's business.
+/// What a stopped vCPU without an in-kernel APIC is made of, clocks excepted: those are the experiment's business.
 pub struct VcpuState {
     regs: kvm_regs,
     sregs: kvm_sregs,
-    mp_state: Option<kvm_mp_state>,
-    lapic: Option<kvm_lapic_state>,
     events: kvm_vcpu_events,
     xcrs: Option<kvm_xcrs>,
     xsave: kvm_xsave,
@@ -43,24 +40,14 @@ impl VcpuState {
     /// # Errors
     ///
     /// [`LabError::Kvm`] names the call.
-    pub fn save(fd: &VcpuFd, index: u32, apic: Apic) -> Result<Self, LabError> {
-        let in_kernel = apic == Apic::InKernel;
+    pub fn save(fd: &VcpuFd, index: u32) -> Result<Self, LabError> {
         Ok(Self {
-            // Before everything else: it settles a pending INIT or SIPI.
-            mp_state: in_kernel
-                .then(|| fd.get_mp_state())
-                .transpose()
-                .map_err(LabError::vcpu("KVM_GET_MP_STATE", index))?,
             regs: fd
                 .get_regs()
                 .map_err(LabError::vcpu("KVM_GET_REGS", index))?,
             sregs: fd
                 .get_sregs()
                 .map_err(LabError::vcpu("KVM_GET_SREGS", index))?,
-            lapic: in_kernel
-                .then(|| fd.get_lapic())
-                .transpose()
-                .map_err(LabError::vcpu("KVM_GET_LAPIC", index))?,
             events: fd
                 .get_vcpu_events()
                 .map_err(LabError::vcpu("KVM_GET_VCPU_EVENTS", index))?,
@@ -72,17 +59,13 @@ impl VcpuState {
         })
     }
 
-    /// Puts the state into a fresh vCPU. The order is: control registers first, since they say what the rest means; the
-    /// APIC after APIC_BASE, which is among them; pending events last.
+    /// Puts the state into a fresh vCPU. The order is: control registers first, since they say what the rest means;
+    /// pending events last.
     ///
     /// # Errors
     ///
     /// [`LabError::Kvm`] names the call.
     pub fn restore(&self, fd: &VcpuFd, index: u32) -> Result<(), LabError> {
-        if let Some(mp_state) = self.mp_state {
-            fd.set_mp_state(mp_state)
-                .map_err(LabError::vcpu("KVM_SET_MP_STATE", index))?;
-        }
         fd.set_sregs(&self.sregs)
             .map_err(LabError::vcpu("KVM_SET_SREGS", index))?;
         fd.set_regs(&self.regs)
@@ -94,10 +77,6 @@ impl VcpuState {
         // SAFETY: the area comes from a vCPU of the same kernel with the same features, and no feature beyond the first
         // 4096 bytes was ever enabled.
         unsafe { fd.set_xsave(&self.xsave) }.map_err(LabError::vcpu("KVM_SET_XSAVE", index))?;
-        if let Some(lapic) = &self.lapic {
-            fd.set_lapic(lapic)
-                .map_err(LabError::vcpu("KVM_SET_LAPIC", index))?;
-        }
         fd.set_vcpu_events(&self.events)
             .map_err(LabError::vcpu("KVM_SET_VCPU_EVENTS", index))
     }

@@ -16,7 +16,7 @@ use crate::LabError;
 use crate::backend::Backend;
 use crate::clocks::{BUS, Clocks};
 use crate::experiment::GuestCounter;
-use crate::machine::{Apic, Machine, Setup, VcpuState, set_tsc_offset, tsc_offset};
+use crate::machine::{Machine, Setup, VcpuState, set_tsc_offset, tsc_offset};
 use crate::pages::GuestPages;
 
 /// How the destination's counter stands to the source's.
@@ -87,7 +87,7 @@ pub(super) fn move_to(
 ) -> Result<Moved, LabError> {
     let states = (0..)
         .zip(source.vcpus())
-        .map(|(index, fd)| VcpuState::save(fd, index, Apic::None))
+        .map(|(index, fd)| VcpuState::save(fd, index))
         .collect::<Result<Vec<_>, _>>()?;
     let here = Source {
         pair: pair()?,

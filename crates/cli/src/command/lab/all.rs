@@ -85,6 +85,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
 }
 
 fn read(path: impl AsRef<Path>) -> anyhow::Result<Vec<Line>> {
+    let path = path.as_ref();
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let other: Other = serde_json::from_str(&text)

@@ -91,7 +91,8 @@ impl Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[must_use = "interrupts may have to be raised and a wake-up to be set again"]
 pub struct Effects {
-    interrupts: [Option<Interrupt>; TIMERS],
+    /// One for each timer, and one more: a timer that is due when it is written may be due again under the new registers.
+    interrupts: [Option<Interrupt>; TIMERS + 1],
     /// Times that a timer came due since the last call.
     pub expiries: u64,
     /// Messages and direct interrupts that were signalled.
@@ -107,9 +108,20 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// The interrupts to raise, at most one a timer.
+    /// The interrupts to raise in this order: at most one a timer, and a second one of a timer that was due when it was written and is due again.
     pub fn interrupts(&self) -> impl Iterator<Item = Interrupt> + '_ {
         self.interrupts.iter().copied().flatten()
+    }
+
+    /// Counts a signal and notes its interrupt, if it has one.
+    fn signal(&mut self, interrupt: Option<Interrupt>) {
+        self.signals = self.signals.saturating_add(1);
+        let Some(interrupt) = interrupt else {
+            return;
+        };
+        if let Some(free) = self.interrupts.iter_mut().find(|slot| slot.is_none()) {
+            *free = Some(interrupt);
+        }
     }
 }
 
@@ -281,11 +293,10 @@ impl VcpuTimers {
             effects.lost = effects.lost.saturating_add(1);
             return;
         }
-        effects.signals = effects.signals.saturating_add(1);
-        effects.interrupts[index] = Some(Interrupt {
+        effects.signal(Some(Interrupt {
             vector,
             end: EndOfInterrupt::ByGuest,
-        });
+        }));
     }
 
     /// Tries the messages that wait, the oldest first: a fast timer must not keep another one out of a shared slot.
@@ -332,11 +343,8 @@ impl VcpuTimers {
         {
             timer.undelivered = None;
             timer.last_signal = Some(now);
-            effects.signals = effects.signals.saturating_add(1);
+            effects.signal(interrupt);
             effects.rearm = Rearm::Again;
-            if interrupt.is_some() {
-                effects.interrupts[index] = interrupt;
-            }
         }
     }
 }

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode};
-use chronovisor_abi::quantity::{Hertz, Tsc};
+use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
 use chronovisor_host::apic::{
-    CountFraction, DeadlineMode, LocalTimer, LostTicks, MinimumPeriod, Rates, SavedCount, Settings,
-    StateError, TimerRegister,
+    CountFraction, DeadlineMode, Delivery, LocalTimer, LostTicks, MinimumPeriod, Power, Rates,
+    SavedCount, Settings, StateError, TimerRegister,
 };
 use proptest::prelude::*;
 
@@ -135,6 +135,7 @@ fn a_state_that_contradicts_itself_is_refused_with_its_values() {
     );
     let with = |elapsed| {
         let mut state = good;
+        state.lvt = LvtTimer::new(TimerMode::ONE_SHOT, 0x40);
         state.count = SavedCount::Running {
             elapsed,
             since_interrupt: CountFraction::whole(0),
@@ -165,4 +166,79 @@ fn a_state_that_contradicts_itself_is_refused_with_its_values() {
         }),
         Ok(())
     );
+}
+
+/// The deadline is compared as a number: a counter in the upper half of its range is past it, not 2^63 ticks before it.
+#[test]
+fn a_deadline_far_below_the_restored_counter_is_due_at_once() {
+    let settings = settings(200_000_000, 2_000_000_000);
+    let mut source = timer(settings, TimerMode::TSC_DEADLINE, 0);
+    let _ = source.write(TimerRegister::TscDeadline, 5000, Tsc::from_ticks(0));
+    let state = source.save(Tsc::from_ticks(0));
+    for now in [
+        5000,
+        1 << 62,
+        (1 << 63) + 5000,
+        (1 << 63) + 5001,
+        u64::MAX - 100,
+    ] {
+        let now = Tsc::from_ticks(now);
+        let mut moved = LocalTimer::restore(settings, &state, now).unwrap();
+        let wait = moved.next_deadline().map(|due| due.remaining(now));
+        assert_eq!(wait, Some(TscDelta::ZERO), "{now:?}");
+        assert_eq!(moved.expire(now).delivery, Delivery::Interrupt(0x40));
+    }
+}
+
+/// 70 us below a minimum of 200 us: an interrupt each 3 periods. Saved after 150 us and restored where there is no minimum: two
+/// periods are over and not told, the third goes on.
+#[test]
+fn a_host_with_another_minimum_period_takes_the_timer_over() {
+    let there = settings(1_000_000_000, 2_000_000_000);
+    let here = Settings {
+        minimum_period: MinimumPeriod::KVM,
+        ..there
+    };
+    let state = timer(here, TimerMode::PERIODIC, 70_000).save(Tsc::from_ticks(300_000));
+    let zero = Tsc::from_ticks(0);
+    let mut moved = LocalTimer::restore(there, &state, zero).unwrap();
+    assert_eq!(moved.read(TimerRegister::CurrentCount, zero), 60_000);
+    let effects = moved.expire(zero);
+    assert_eq!(
+        (effects.delivery, effects.expiries, effects.merged),
+        (Delivery::Interrupt(0x40), 2, 1)
+    );
+    let due = moved.next_deadline().map(|due| due.at());
+    assert_eq!(due, Some(Tsc::from_ticks(120_000)));
+    // And back, where an interrupt stands for three periods again.
+    let back = LocalTimer::restore(here, &moved.save(zero), zero).unwrap();
+    let due = back.next_deadline().map(|due| due.at());
+    assert_eq!(due, Some(Tsc::from_ticks(2 * (210_000 - 10_000))));
+}
+
+/// A disabled APIC masks its timer; one that is off has the registers of a reset.
+#[test]
+fn a_state_whose_power_contradicts_its_registers_is_refused() {
+    let settings = settings(200_000_000, 2_000_000_000);
+    let now = Tsc::from_ticks(0);
+    let mut source = timer(settings, TimerMode::PERIODIC, 1000);
+    let running = source.save(now);
+    for power in [Power::SoftwareDisabled, Power::Off] {
+        let mut state = running;
+        state.power = power;
+        let refused = StateError::PowerContradictsRegisters {
+            power,
+            lvt: running.lvt,
+        };
+        assert_eq!(
+            LocalTimer::restore(settings, &state, now).map(|_| ()),
+            Err(refused)
+        );
+        let _ = source.set_power(power, now);
+        let state = source.save(now);
+        assert_eq!(
+            LocalTimer::restore(settings, &state, now).map(|timer| timer.save(now)),
+            Ok(state)
+        );
+    }
 }

@@ -6,8 +6,8 @@ use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::{Hertz, Nanos, Ppb, Reading, Tsc, TscDelta};
 use chronovisor_host::apic::{
     AccessFault, CatchUp, DeadlineMode, Delivery, Lead, LeadBounds, LocalTimer, LostTicks,
-    MinimumPeriod, Place, PreemptionTimer, Rates, Set, Settings, SoftwareTimer, TimerRegister,
-    Wake, Wakeups,
+    MinimumPeriod, Place, Power, PreemptionTimer, Rates, Set, Settings, SoftwareTimer,
+    TimerRegister, Wake, Wakeups,
 };
 
 const VECTOR: u8 = 0xec;
@@ -64,6 +64,29 @@ fn registers_after_reset() {
         assert_eq!(timer.read_msr(Msr(msr), at(1000)), Ok(value), "{msr:#x}");
     }
     assert_eq!(timer.next_deadline(), None);
+}
+
+/// The spurious-interrupt vector register resets to 0xff: bit 8, the software enable, is 0. An APIC that is off stays off.
+#[test]
+fn after_a_reset_the_apic_waits_to_be_enabled() {
+    let unmasked = LvtTimer::new(TimerMode::ONE_SHOT, VECTOR);
+    let mut timer = periodic(LostTicks::Merge);
+    timer.reset(at(1000));
+    let mut lvt_after = |power, now| {
+        let _ = timer.set_power(power, at(now));
+        let _ = timer.write(TimerRegister::LvtTimer, unmasked.0.into(), at(now));
+        let read = timer.read(TimerRegister::LvtTimer, at(now));
+        (read, timer.save(at(now)).power)
+    };
+    let masked = u64::from(unmasked.masked().0);
+    assert_eq!(
+        lvt_after(Power::SoftwareDisabled, 1000),
+        (masked, Power::SoftwareDisabled)
+    );
+    assert_eq!(lvt_after(Power::On, 2000), (unmasked.0.into(), Power::On));
+    let _ = timer.set_power(Power::Off, at(3000));
+    timer.reset(at(4000));
+    assert_eq!(timer.save(at(4000)).power, Power::Off);
 }
 
 #[test]

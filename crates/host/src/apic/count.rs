@@ -138,6 +138,13 @@ impl Count {
         self.since_interrupt = period;
     }
 
+    /// Leaves the progress within a period and returns the whole periods that it held.
+    pub(super) fn settle_overdue(&mut self, period: u128) -> u64 {
+        let periods = self.progress / period;
+        self.progress %= period;
+        u64::try_from(periods).unwrap_or(u64::MAX)
+    }
+
     /// Grains since the last expiry, at the base.
     pub(super) const fn progress(&self) -> u128 {
         self.progress

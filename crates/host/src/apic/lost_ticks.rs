@@ -120,10 +120,11 @@ pub(crate) struct Verdict {
 impl LostTicks {
     /// The fate of the ticks that are due: `ticks + backlog = interrupts + merged + lost + new backlog`.
     pub(crate) fn judge(self, due: &Due) -> Verdict {
+        let owed = due.ticks.saturating_add(u64::from(due.backlog));
         match self {
             Self::Merge => Verdict {
-                interrupts: due.ticks.min(1),
-                merged: due.ticks.saturating_sub(1),
+                interrupts: owed.min(1),
+                merged: owed.saturating_sub(1),
                 ..Verdict::default()
             },
             Self::SkipOnGrid => {
@@ -131,12 +132,11 @@ impl LostTicks {
                 let interrupts = u64::from(fresh);
                 Verdict {
                     interrupts,
-                    lost: due.ticks - interrupts,
+                    lost: owed - interrupts,
                     ..Verdict::default()
                 }
             }
             Self::CatchUp(limits) => {
-                let owed = due.ticks.saturating_add(u64::from(due.backlog));
                 let interrupts = u64::from(owed > 0 && due.spaced == Spaced::Enough);
                 let left = owed - interrupts;
                 let kept = u32::try_from(left).map_or(limits.cap, |left| left.min(limits.cap));
@@ -204,6 +204,23 @@ mod tests {
             catch_up.judge(&due(u64::MAX, 0)),
             verdict(1, 0, u64::MAX - 17, 16)
         );
+    }
+
+    /// From a host that caught up to one that does not.
+    #[test]
+    fn what_was_owed_is_accounted_for_under_every_policy() {
+        for (policy, ticks, expected) in [
+            (LostTicks::Merge, 2, verdict(1, 4, 0, 0)),
+            (LostTicks::Merge, 0, verdict(1, 2, 0, 0)),
+            (LostTicks::SkipOnGrid, 2, verdict(1, 0, 4, 0)),
+            (LostTicks::SkipOnGrid, 0, verdict(0, 0, 3, 0)),
+        ] {
+            let owing = Due {
+                backlog: 3,
+                ..due(ticks, 0)
+            };
+            assert_eq!(policy.judge(&owing), expected, "{policy:?}, {ticks}");
+        }
     }
 
     #[test]

@@ -24,9 +24,12 @@
 //!
 //! Linux `Documentation/virt/kvm/api.rst`, "KVM_SET_LAPIC"; Firecracker's and OpenVMM's snapshot notes on lost timers.
 
-use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode, TimerRegisters};
-use chronovisor_abi::quantity::{Hertz, Tsc};
-use chronovisor_abi::wide;
+mod registers;
+
+pub use registers::LastInterrupt;
+
+use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode};
+use chronovisor_abi::quantity::Tsc;
 
 use super::count::{Count, Grains};
 use super::effects::Effects;
@@ -69,11 +72,12 @@ impl CountFraction {
         }
     }
 
-    /// As grains, if the parts are in range and the whole is below 2^44 counts.
+    /// As grains, if the parts are in range and the whole is below 2^45 counts: a second of a 16 THz bus, the longest minimum period, and an initial
+    /// count on top.
     fn grains(self) -> Option<Grains> {
         let fits = (1..=1 << 70).contains(&self.denominator)
             && self.numerator < self.denominator
-            && self.counts >> 46 == 0;
+            && self.counts >> 45 == 0;
         fits.then(|| Grains {
             grains: u128::from(self.counts) * self.denominator + self.numerator,
             grains_per_count: self.denominator,
@@ -116,15 +120,6 @@ pub struct TimerState {
     pub backlog: u32,
 }
 
-/// Whether the interrupt of a deadline that has fired may have been lost with the machine that was saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LastInterrupt {
-    /// It is known to be delivered, or in the saved interrupt request register.
-    Delivered,
-    /// It may be lost: better one spurious interrupt than a processor that never wakes.
-    MayBeLost,
-}
-
 /// Why a state is no state of this timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
@@ -153,6 +148,16 @@ pub enum StateError {
         /// The mode.
         mode: TimerMode,
     },
+    /// The APIC is disabled and its timer is not masked, or it is off and its registers are not those of a reset.
+    #[error(
+        "the apic is {power:?} but the timer's lvt entry is {lvt:?} or a count or deadline is set: restore the registers and the apic's enable bits of the same snapshot"
+    )]
+    PowerContradictsRegisters {
+        /// How far the APIC is switched on.
+        power: Power,
+        /// The LVT entry.
+        lvt: LvtTimer,
+    },
     /// A count runs in a mode that has none, or from an initial count of 0.
     #[error(
         "a count is running in mode {mode:?} with initial count {initial_count}: the state is damaged"
@@ -163,7 +168,7 @@ pub enum StateError {
         /// The initial count.
         initial_count: u32,
     },
-    /// More has elapsed than there is.
+    /// More has elapsed of a one-shot than there is.
     #[error("{} counts have elapsed of an initial count of {initial_count}: the state is damaged", elapsed.counts)]
     ElapsedBeyondEnd {
         /// What has elapsed.
@@ -247,6 +252,7 @@ impl LocalTimer {
         timer.deadline = state.deadline;
         timer.count = Count::new(settings.rates.ratio(), state.divide.log2(), now);
         timer.set_minimum();
+        timer.pending = state.pending;
         if let SavedCount::Running {
             elapsed,
             since_interrupt,
@@ -254,7 +260,6 @@ impl LocalTimer {
         {
             timer.restore_count(mode, elapsed, since_interrupt)?;
         }
-        timer.pending = state.pending;
         match settings.lost_ticks {
             LostTicks::CatchUp(_) => timer.backlog = state.backlog,
             // This host does not catch up: what was owed is due now, and the policy decides.
@@ -292,10 +297,15 @@ impl LocalTimer {
         self.count.put_progress(progress);
         let period = self.period();
         if self.count.progress() >= period {
-            return Err(StateError::ElapsedBeyondEnd {
-                elapsed,
-                initial_count,
-            });
+            if mode == TimerMode::ONE_SHOT {
+                return Err(StateError::ElapsedBeyondEnd {
+                    elapsed,
+                    initial_count,
+                });
+            }
+            // Where it was saved one interrupt stood for more periods than here: those that are over are due.
+            let periods = self.count.settle_overdue(period);
+            self.pending = self.pending.saturating_add(periods);
         }
         if is(Mutant::RestoreStartsOver) {
             self.count.wrap_progress(1);
@@ -327,94 +337,23 @@ fn judge_registers(settings: Settings, state: &TimerState) -> Result<TimerMode, 
             mode,
         });
     }
+    let contradicts = match state.power {
+        Power::On => false,
+        Power::SoftwareDisabled => !state.lvt.is_masked(),
+        Power::Off => {
+            let reset = (
+                LvtTimer::RESET,
+                DivideConfiguration::RESET,
+                SavedCount::Stopped,
+            );
+            (state.lvt, state.divide, state.count) != reset || state.initial_count != 0
+        }
+    };
+    if contradicts {
+        return Err(StateError::PowerContradictsRegisters {
+            power: state.power,
+            lvt: state.lvt,
+        });
+    }
     Ok(mode)
-}
-
-impl TimerState {
-    /// A state from the registers alone, as KVM_GET_LAPIC and the deadline MSR give them: whole counts. A current count above the initial one is
-    /// taken as the initial one; 0 is a full period for a periodic timer and "expired" for a one-shot.
-    #[must_use]
-    pub fn from_registers(registers: TimerRegisters, last: LastInterrupt) -> Self {
-        let TimerRegisters {
-            lvt,
-            initial_count,
-            current_count,
-            divide,
-            deadline,
-        } = registers;
-        let left = match current_count.min(initial_count) {
-            0 if lvt.mode() == TimerMode::PERIODIC => initial_count,
-            left => left,
-        };
-        let count = if left == 0 || !lvt.mode().counts() {
-            SavedCount::Stopped
-        } else {
-            SavedCount::Running {
-                elapsed: CountFraction::whole(u64::from(initial_count - left)),
-                since_interrupt: CountFraction::whole(u64::from(initial_count)),
-            }
-        };
-        let maybe_lost = last == LastInterrupt::MayBeLost
-            && lvt.mode() == TimerMode::TSC_DEADLINE
-            && deadline == 0;
-        Self {
-            power: Power::On,
-            lvt: LvtTimer(lvt.0 & LvtTimer::WRITABLE),
-            initial_count,
-            divide: DivideConfiguration(divide.0 & DivideConfiguration::WRITABLE),
-            deadline: if lvt.mode() == TimerMode::TSC_DEADLINE {
-                deadline
-            } else {
-                0
-            },
-            count,
-            pending: u64::from(maybe_lost),
-            backlog: 0,
-        }
-    }
-
-    /// The registers of this state, with the count rounded as the guest reads it.
-    #[must_use]
-    pub fn registers(&self) -> TimerRegisters {
-        let current_count = match self.count {
-            SavedCount::Stopped => 0,
-            SavedCount::Running { elapsed, .. } => {
-                let gone = elapsed.counts % u64::from(self.initial_count.max(1));
-                self.initial_count
-                    .saturating_sub(u32::try_from(gone).unwrap_or(u32::MAX))
-            }
-        };
-        TimerRegisters {
-            lvt: self.lvt,
-            initial_count: self.initial_count,
-            current_count,
-            divide: self.divide,
-            deadline: self.deadline,
-        }
-    }
-
-    /// The same state for a TSC that read `saved` at the rate `from` and goes on from `restored` at the rate `to`, on a host that cannot scale:
-    /// the deadline keeps its distance in time, rounded up.
-    ///
-    /// ```text
-    /// deadline' = restored + ceil((deadline - saved) * to / from)
-    /// ```
-    #[must_use]
-    pub fn with_tsc_rate(mut self, saved: Tsc, from: Hertz, restored: Tsc, to: Hertz) -> Self {
-        if self.deadline == 0 {
-            return self;
-        }
-        let ahead = self.deadline.saturating_sub(saved.as_ticks());
-        // to/from as one fraction of two 128-bit terms; a product beyond 2^128 is a deadline that is never reached.
-        let scaled = u128::from(to.numerator())
-            .checked_mul(u128::from(from.denominator()))
-            .and_then(|numerator| {
-                let divisor = u128::from(to.denominator()) * u128::from(from.numerator());
-                wide::mul_div_ceil(u128::from(ahead), numerator, divisor)
-            })
-            .and_then(|ahead| u64::try_from(ahead).ok())
-            .unwrap_or(u64::MAX);
-        self.deadline = restored.as_ticks().saturating_add(scaled).max(1);
-        self
-    }
 }

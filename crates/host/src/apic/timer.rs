@@ -51,7 +51,7 @@ pub struct LocalTimer {
 }
 
 impl LocalTimer {
-    /// A timer as after reset, at guest TSC `now`.
+    /// A timer whose registers are as after reset, of an APIC that is switched on, at guest TSC `now`.
     ///
     /// ```
     /// # use chronovisor_abi::{apic::{DivideConfiguration, LvtTimer, TimerMode}, quantity::{Hertz, Tsc}};
@@ -184,7 +184,8 @@ impl LocalTimer {
         if !self.lvt.mode().counts() {
             let (armed, at) = (self.deadline != 0, Tsc::from_ticks(self.deadline));
             // Within reach of a distance the counter may even wrap; a deadline further away is a number like any other.
-            let deadline = if self.count.base().is_before(at) {
+            let base = self.count.base();
+            let deadline = if base.is_before(at) && base.as_ticks() < self.deadline {
                 Deadline::at_distance(at)
             } else {
                 Deadline::unsigned(at)
@@ -210,9 +211,15 @@ impl LocalTimer {
         Some(Deadline::at_distance(self.count.tsc_after(wait)))
     }
 
-    /// INIT or reset of the processor: every register as after reset.
+    /// INIT or reset of the processor: every register as after reset. The APIC is then disabled by software, as bit 8 of the spurious-interrupt vector
+    /// register says, until [`Self::set_power`] tells that the guest has enabled it; one that is off stays off.
     pub fn reset(&mut self, now: Tsc) {
+        let power = match self.power {
+            Power::On | Power::SoftwareDisabled => Power::SoftwareDisabled,
+            Power::Off => Power::Off,
+        };
         *self = Self::new(self.settings, self.count.not_back(now));
+        self.power = power;
     }
 
     /// The APIC is switched on or off, by software or as a whole. A pending timer interrupt is dropped when it is switched off.

@@ -61,6 +61,14 @@ pub enum StateError {
         /// The timer.
         timer: usize,
     },
+    /// The timer is enabled with a count, and has neither a time at which it is due nor a way to tell it: it would never come.
+    #[error(
+        "timer {timer} is enabled but never due, or reports to no source: the state is damaged"
+    )]
+    EnabledButNeverDue {
+        /// The timer.
+        timer: usize,
+    },
     /// A message waits that the timer could not have sent.
     #[error("timer {timer} holds a message but reports to no source: the state is damaged")]
     MessageWithoutSource {
@@ -121,7 +129,12 @@ fn judge(timer: usize, saved: &SyntheticTimerState, settings: Settings) -> Resul
     if saved.due.is_some() && (!config.has(Config::ENABLED) || saved.count == 0) {
         return Err(StateError::ArmedWhileDisabled { timer });
     }
-    if saved.undelivered.is_some() && (direct || config.source() == 0) {
+    let silent = !direct && config.source() == 0;
+    let enabled = config.has(Config::ENABLED);
+    if enabled && (silent || (saved.due.is_none() && saved.count != 0)) {
+        return Err(StateError::EnabledButNeverDue { timer });
+    }
+    if saved.undelivered.is_some() && (direct || silent) {
         return Err(StateError::MessageWithoutSource { timer });
     }
     Ok(())

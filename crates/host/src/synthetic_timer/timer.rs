@@ -128,7 +128,7 @@ impl Timer {
         // The message buffer holds one: a tick that finds it full waits in the backlog, or is lost with policies that have none.
         let verdict = if self.undelivered.is_some() && !matches!(policy, LostTicks::CatchUp(_)) {
             Verdict {
-                lost: ticks,
+                lost: ticks.saturating_add(u64::from(self.backlog)),
                 ..Verdict::default()
             }
         } else {

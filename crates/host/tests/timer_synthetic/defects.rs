@@ -175,6 +175,20 @@ fn d39_a_state_that_cannot_be_is_refused() {
         with(|timer| timer.due = Some(RefTime::ZERO)),
         Err(StateError::ArmedWhileDisabled { timer: 1 })
     );
+    // Enabled and never due: it would be dead. Enabled without a source: no write leaves it so.
+    for dead in [Config::for_vector(0x50), Config::for_source(0)] {
+        let mut state = good;
+        state.timers[1] = SyntheticTimerState {
+            config: dead.with(Config::ENABLED),
+            count: 7,
+            due: (dead.source() == 0 && !dead.has(Config::DIRECT_MODE)).then_some(at(7)),
+            ..SyntheticTimerState::default()
+        };
+        assert_eq!(
+            VcpuTimers::restore(Settings::DEFAULT, &state),
+            Err(StateError::EnabledButNeverDue { timer: 1 })
+        );
+    }
     let config = Config(1 << 40);
     assert_eq!(
         with(|timer| timer.config = Config(1 << 40)),

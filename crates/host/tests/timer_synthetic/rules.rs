@@ -282,3 +282,53 @@ fn synic_registers_are_checked() {
     vp.set(Msr::HV_SIEFP, 0xabc, 0);
     assert_eq!(vp.read(Msr::HV_SIEFP, 0), 0xabc);
 }
+
+/// The timer is due under its old vector when the guest gives it a new one, and due again under that: two interrupts, none lost.
+#[test]
+fn a_write_to_a_due_timer_loses_neither_interrupt() {
+    let mut vp = Vp::plain();
+    vp.set(count(0), 1000, 0);
+    vp.set(config(0), direct(0x50, ON), 0);
+    let effects = vp.write(config(0), direct(0x51, ON), 1500);
+    assert_eq!((vectors(effects), effects.signals), (vec![0x50, 0x51], 2));
+}
+
+/// What a catch-up owes is told as one signal, or counted as lost, by a host that does not catch up.
+#[test]
+fn a_backlog_is_accounted_for_on_a_host_that_does_not_catch_up() {
+    for (punctual, signals, merged, lost) in [
+        (LostTicks::Merge, 1, 10, 0),
+        (LostTicks::SkipOnGrid, 1, 0, 10),
+    ] {
+        let mut vp = Vp::new(Settings::DEFAULT);
+        vp.set(count(0), 10_000, 0);
+        vp.set(config(0), message(PERIODIC), 0);
+        // 11 are due: one is told, 10 are owed.
+        assert_eq!(vp.expire(110_000).signals, 1);
+        let _ = vp.take();
+        let settings = Settings {
+            punctual,
+            ..Settings::DEFAULT
+        };
+        vp.timers = VcpuTimers::restore(settings, &vp.timers.save()).unwrap();
+        let effects = vp.expire(120_000);
+        assert_eq!(
+            (
+                effects.expiries,
+                effects.signals,
+                effects.merged,
+                effects.lost
+            ),
+            (1, signals, merged, lost),
+            "{punctual:?}"
+        );
+        // With its message still in the buffer, too.
+        let mut vp = Vp::new(Settings::DEFAULT);
+        vp.set(count(0), 10_000, 0);
+        vp.set(config(0), message(PERIODIC), 0);
+        let _ = (vp.expire(10_000), vp.expire(20_000), vp.expire(50_000));
+        vp.timers = VcpuTimers::restore(settings, &vp.timers.save()).unwrap();
+        let effects = vp.expire(60_000);
+        assert_eq!((effects.expiries, effects.lost), (1, 4), "{punctual:?}");
+    }
+}

@@ -13,6 +13,7 @@ use chronovisor_host::migration::{
 use chronovisor_host::msr_surface::{MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, Counter, PartitionClock, VcpuIndex};
 use chronovisor_host::reenlightenment::RateChange;
+use chronovisor_host::synthetic_timer::VcpuTimersState;
 use chronovisor_host::vmclock::Disruption;
 
 const VCPU: VcpuIndex = VcpuIndex(0);
@@ -35,7 +36,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let vm_length = surface.save(paused_at).encode(&mut vm_bytes)?;
     let (vcpu_state, timers) = surface.save_vcpu(VCPU, &memory).ok_or("no such vcpu")?;
     let vcpu_length = vcpu_state.encode(&mut vcpu_bytes)?;
-    println!("the VM's clocks: {vm_length} bytes, each vCPU's: {vcpu_length} bytes");
+    let mut timer_bytes = [0; VcpuTimersState::MAX_BYTES];
+    let timer_length = timers.encode(&mut timer_bytes)?;
+    println!(
+        "the VM's clocks: {vm_length} bytes, each vCPU's: {vcpu_length} bytes, its timers: {timer_length} bytes"
+    );
     let source = Source {
         // One instant of the host, read in one go: its counter and TAI.
         pair: HostPair {
@@ -85,6 +90,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut restored = MsrSurface::restore(config, privileges, apic_rate, &state)?;
     let vcpu_state = VcpuState::decode(&vcpu_bytes[..vcpu_length])?;
+    let timers = VcpuTimersState::decode(&timer_bytes[..timer_length])?;
     restored.restore_vcpu(VCPU, &vcpu_state, &timers)?;
     restored.clock_mut().hold(&memory);
     let now = done.tsc; // the guest's counter, read after the offsets are set

@@ -86,6 +86,7 @@ mod bytes;
 mod codec;
 mod order;
 mod state;
+mod timers;
 
 pub use adjust::{
     AdjustError, Adjustments, Destination, HostPair, Policy, Promise, Ratio, ScalingHardware,

@@ -12,6 +12,7 @@ use chronovisor_host::migration::{
 };
 use chronovisor_host::msr_surface::{Access, Answer, MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, PartitionClock, VcpuIndex};
+use chronovisor_host::synthetic_timer::VcpuTimersState;
 use proptest::prelude::*;
 use support::partition::{
     GHZ_2_6, destination, enabled, hz, source, ticks, time_of_day, update, vcpu,
@@ -97,6 +98,22 @@ proptest! {
     fn any_bytes_are_a_state_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let _ = VmState::decode(&bytes);
         let _ = VcpuState::decode(&bytes);
+        let _ = VcpuTimersState::decode(&bytes);
+    }
+
+    /// Timers survive their bytes, whatever a guest did to them.
+    #[test]
+    fn timers_survive_their_bytes(writes in prop::collection::vec((prop_oneof![0x4000_0080_u32..0x4000_00a0, 0x4000_00b0_u32..0x4000_00b8], any_value(), 0_u64..1 << 40), 0..40)) {
+        let (mut surface, memory) = enabled(1, hz(GHZ_2_6), 0);
+        let mut now = 0;
+        for (number, value, gap) in writes {
+            now += gap;
+            let _ = surface.access(vcpu(0), Msr(number), Access::Write(value), ticks(now), &memory);
+        }
+        let (_, timers) = surface.save_vcpu(vcpu(0), &memory).unwrap();
+        let mut buffer = [0; VcpuTimersState::MAX_BYTES];
+        let length = timers.encode(&mut buffer).unwrap();
+        prop_assert_eq!(VcpuTimersState::decode(&buffer[..length]), Ok(timers));
     }
 
     /// A real state with one byte changed is refused; with its checksum repaired it is harmless.
@@ -221,6 +238,12 @@ fn the_largest_states_fit_their_limits() {
     let (clock, _) = surface.save_vcpu(vcpu(0), &memory).unwrap();
     let largest = clock.encode(&mut buffer).unwrap();
     assert_eq!(largest, VcpuState::MAX_BYTES);
+    let (_, mut timers) = surface.save_vcpu(vcpu(0), &memory).unwrap();
+    for timer in &mut timers.timers {
+        let time = Some(support::partition::ref_time(u64::MAX));
+        (timer.due, timer.undelivered, timer.last_signal) = (time, time, time);
+    }
+    assert_eq!(timers.encode(&mut buffer), Ok(VcpuTimersState::MAX_BYTES));
 }
 
 #[derive(Default)]

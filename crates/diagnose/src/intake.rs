@@ -8,6 +8,7 @@ mod bundle;
 pub(crate) mod complaint;
 mod csv;
 mod evidence_tree;
+pub mod exercise;
 mod hyperv;
 mod kvm;
 pub mod log;

@@ -6,6 +6,7 @@ use crate::evidence::{
     Evidence, FrequencyOrigin, Origin, PvclockRecord, ReadCost, ReferencePage, VdsoData,
     VmclockPage,
 };
+use crate::finding::Finding;
 use crate::forensics::Frequency;
 use crate::rules::Facts;
 use schemars::JsonSchema;
@@ -183,9 +184,9 @@ pub fn clocks(evidence: &Evidence) -> Vec<ReadCost> {
     evidence.costs.seen().cloned().unwrap_or_default()
 }
 
-/// What is known of the wall clock; `None` where nobody looked.
+/// What is known of the wall clock, beside what was found; `None` where nobody looked.
 #[must_use]
-pub fn wall_clock(evidence: &Evidence) -> Option<WallClock> {
+pub fn wall_clock(evidence: &Evidence, findings: &[Finding]) -> Option<WallClock> {
     let reference = evidence.reference.seen()?;
     let best = reference
         .ptp
@@ -214,8 +215,7 @@ pub fn wall_clock(evidence: &Evidence) -> Option<WallClock> {
             reference: Some(device.device.clone()),
         });
     }
-    let unsynchronised = crate::diagnose(evidence)
-        .findings
+    let unsynchronised = findings
         .iter()
         .any(|finding| finding.code == crate::Code::ClockUnsynchronised);
     if !unsynchronised && let Some(state) = reference.adjtimex {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use chronovisor_diagnose::intake::{self, Bundle, Intake, Source};
-use chronovisor_diagnose::{Code, Evidence, Verdict, catalogue, diagnose};
+use chronovisor_diagnose::{Code, Diagnosis, Evidence, Verdict, catalogue, diagnose};
 use chronovisor_probe::survey::{Options, survey};
 
 use crate::exit::Exit;
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Exit> {
         Source::Path(path.clone())
     };
     match intake::open(&source)? {
-        Intake::One(evidence) => one(args, evidence),
+        Intake::One(evidence) => one(args, evidence, Document::of_evidence),
         Intake::Many(bundles) => fleet::run(args, bundles, &source.to_string()),
     }
 }
@@ -94,11 +94,15 @@ fn live(args: &Args) -> anyhow::Result<Exit> {
     if let Some(progress) = progress {
         progress.finish_and_clear();
     }
-    one(args, evidence)
+    one(args, evidence, Document::of_this_machine)
 }
 
 /// One machine: the whole report.
-fn one(args: &Args, evidence: Evidence) -> anyhow::Result<Exit> {
+fn one(
+    args: &Args,
+    evidence: Evidence,
+    document: fn(&Evidence, Diagnosis) -> Document,
+) -> anyhow::Result<Exit> {
     for complaint in &evidence.complaints {
         anstream::eprintln!("chronovisor: {complaint}");
     }
@@ -108,7 +112,7 @@ fn one(args: &Args, evidence: Evidence) -> anyhow::Result<Exit> {
     if saved_to_stdout {
         return Ok(exit);
     }
-    let document = Document::new(&evidence, diagnosis);
+    let document = document(&evidence, diagnosis);
     if args.json {
         output::json(&document)?;
     } else {

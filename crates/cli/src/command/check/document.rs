@@ -1,7 +1,7 @@
 //! The JSON of `check`.
 
 use chronovisor_diagnose::code::Severity;
-use chronovisor_diagnose::evidence::{Evidence, Origin, ReadCost};
+use chronovisor_diagnose::evidence::{Evidence, ReadCost};
 use chronovisor_diagnose::report::timeline::{BootTimeline, timeline};
 use chronovisor_diagnose::report::{self, Machine, WallClock};
 use chronovisor_diagnose::{Code, Diagnosis, Finding, Verdict, catalogue};
@@ -45,16 +45,29 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// From the evidence and what it amounts to.
-    pub(crate) fn new(evidence: &Evidence, diagnosis: Diagnosis) -> Self {
+    /// From evidence that was measured here and now.
+    pub(crate) fn of_this_machine(evidence: &Evidence, diagnosis: Diagnosis) -> Self {
+        Self::new(evidence, diagnosis, |_| Provenance::here("host"))
+    }
+
+    /// From evidence that was read: it tells itself where it was made.
+    pub(crate) fn of_evidence(evidence: &Evidence, diagnosis: Diagnosis) -> Self {
+        Self::new(evidence, diagnosis, provenance)
+    }
+
+    fn new(
+        evidence: &Evidence,
+        diagnosis: Diagnosis,
+        provenance: impl FnOnce(&Machine) -> Provenance,
+    ) -> Self {
         let machine = Machine::of(evidence);
         Self {
             schema: SCHEMA.to_owned(),
             provenance: provenance(&machine),
             verdict: diagnosis.verdict,
-            findings: diagnosis.findings,
             clocks: report::clocks(evidence),
-            wall_clock: report::wall_clock(evidence),
+            wall_clock: report::wall_clock(evidence, &diagnosis.findings),
+            findings: diagnosis.findings,
             machine,
             looked_at: diagnosis.looked_at,
             not_readable: diagnosis.not_readable,
@@ -65,11 +78,8 @@ impl Document {
     }
 }
 
-/// Of this machine where it was measured here, else of the machine that the evidence is of.
+/// Of the machine that the evidence is of, as far as it says.
 fn provenance(machine: &Machine) -> Provenance {
-    if machine.origin == Origin::Live {
-        return Provenance::here("host");
-    }
     let known = |text: &Option<String>| {
         text.clone()
             .unwrap_or_else(|| "not in the evidence".to_owned())

@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args, mut bundles: Bundles, source: &str) -> anyhow::Re
         );
     };
     let Some(second) = first_good(&mut bundles) else {
-        return one(args, first.evidence);
+        return one(args, first.evidence, Document::of_evidence);
     };
     if args.save.is_some() {
         bail!("--save takes one machine, and {source} holds several");
@@ -123,7 +123,7 @@ fn outcome(args: &Args, bundle: Bundle) -> anyhow::Result<Outcome> {
     let diagnosis = diagnose(&evidence);
     let verdict = diagnosis.verdict;
     let line = if args.json {
-        serde_json::to_string(&Document::new(&evidence, diagnosis))?
+        serde_json::to_string(&Document::of_evidence(&evidence, diagnosis))?
     } else {
         render::check::short(evidence.label.as_deref(), &diagnosis)
     };

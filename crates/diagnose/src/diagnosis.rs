@@ -111,6 +111,7 @@ fn parts(evidence: &Evidence) -> Vec<(&'static str, Option<&str>, bool)> {
         row("CPU lines", &evidence.cpu_lines),
         row("frequencies", &evidence.frequencies),
         row("pvclock record", &evidence.pvclock),
+        row("vDSO data", &evidence.vdso),
         row("VMClock page", &evidence.vmclock),
         row("reference TSC page", &evidence.reference_page),
         row("partition privileges", &evidence.privileges),

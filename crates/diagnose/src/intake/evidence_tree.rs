@@ -366,10 +366,14 @@ impl Reader<'_> {
         }
     }
 
-    /// The log and, where there is one, its later capture, as one text.
+    /// The log; of several captures the latest, which holds what the earlier ones hold.
     fn kernel_log(&mut self) -> Part<crate::evidence::KernelLog> {
-        for name in LOGS {
-            let input = match self.open(name) {
+        let captures = |name: &str| -> Vec<String> {
+            let later = (1..10).rev().map(|n| format!("{name}.{n}"));
+            later.chain([name.to_owned()]).collect()
+        };
+        for name in LOGS.into_iter().flat_map(captures) {
+            let input = match self.open(&name) {
                 Ok(Some(input)) => input,
                 Ok(None) => continue,
                 Err(error) => return Part::NotReadable(format!("{name}: {error}")),

@@ -97,6 +97,7 @@ impl Evidence {
         short(&mut self.cpu_lines);
         short(&mut self.frequencies);
         short(&mut self.pvclock);
+        short(&mut self.vdso);
         short(&mut self.vmclock);
         short(&mut self.reference_page);
         short(&mut self.privileges);

@@ -205,3 +205,14 @@ fn d83_a_clock_of_counted_interrupts_loses_what_a_counter_keeps() {
     counter[0].1 = "tsc\n";
     silent(&of(&counter), Code::ReferenceLostTicks);
 }
+
+#[test]
+fn of_several_captures_of_the_log_the_latest_counts() {
+    let early = "[    0.100000] clocksource: Switched to clocksource tsc\n";
+    let late = format!("{early}[  900.000000] clocksource: Switched to clocksource hpet\n");
+    finds(
+        &of(&[("dmesg", early), ("dmesg.1", &late)]),
+        Code::SlowReadPath,
+    );
+    healthy(&of(&[("dmesg", early)]));
+}

@@ -1,6 +1,5 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Instant;
 
 use proptest::prelude::*;
 
@@ -136,45 +135,4 @@ fn the_end_of_time_is_an_ordinary_time() {
     }
     assert_eq!(queue.take(), Some((WorldTime::MAX, 400)));
     assert_eq!(queue.take(), None);
-}
-
-/// Expiries a second with a million pending timers, each re-armed at a random time when it expires. A figure, not a limit: run with
-/// `cargo test -p chronovisor-sim --profile fast -- --ignored --nocapture expiries`.
-#[test]
-#[ignore = "a measurement"]
-fn expiries_a_second() {
-    const PENDING: u32 = 1_000_000;
-    const EXPIRIES: u32 = 10_000_000;
-    let mut state = 1_u64;
-    let mut random = move || {
-        // wrapping: a linear congruential step modulo 2^64.
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        state >> 26
-    };
-    let mut queue = Queue::new();
-    for timer in 0..PENDING {
-        queue.schedule(WorldTime::from_units(random()), timer);
-    }
-    let start = Instant::now();
-    for _ in 0..EXPIRIES {
-        let (time, timer) = queue.take().expect("every timer is re-armed");
-        queue.schedule(WorldTime::from_units(time.as_units() + random()), timer);
-    }
-    let wheel = start.elapsed();
-    let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
-        (0..PENDING).map(|t| Reverse((random(), t))).collect();
-    let start = Instant::now();
-    for _ in 0..EXPIRIES / 4 {
-        let Reverse((time, timer)) = heap.pop().expect("every timer is re-armed");
-        heap.push(Reverse((time + random(), timer)));
-    }
-    let (wheel, heap) = (wheel.as_secs_f64(), start.elapsed().as_secs_f64() * 4.0);
-    let millions = f64::from(EXPIRIES) / 1e6;
-    println!(
-        "{:.1} million expiries/s; binary heap {:.1}",
-        millions / wheel,
-        millions / heap
-    );
 }

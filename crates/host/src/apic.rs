@@ -62,4 +62,4 @@ pub use state::{CountFraction, LastInterrupt, SavedCount, StateError, TimerState
 pub use timer::{LocalTimer, Power};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

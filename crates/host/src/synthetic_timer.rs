@@ -30,8 +30,12 @@
 //!
 //! Hyper-V TLFS, "Timers", "Synthetic timers"; Linux `arch/x86/kvm/hyperv.c`.
 
+mod mutant;
 mod state;
 mod timer;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use state::{StateError, SyntheticTimerState, VcpuTimersState};
 
@@ -42,6 +46,7 @@ use chronovisor_abi::synthetic_timer::{Config, TIMERS, TimerMessage};
 use crate::apic::{CatchUp, LostTicks, Rearm};
 use crate::guest_memory::GuestMemory;
 use crate::synic::{EndOfInterrupt, Fault, HeldMessages, Interrupt, Post, Synic};
+use mutant::{Mutant, is};
 use timer::Timer;
 
 /// Whether CPUID 0x40000003.EDX\[19\] offers direct mode.
@@ -203,7 +208,7 @@ impl VcpuTimers {
             let held = synic.write(msr, value)?;
             let mut effects = self.expire(now, memory);
             self.synic = synic;
-            if held == HeldMessages::TryAgain {
+            if held == HeldMessages::TryAgain && !is(Mutant::NoRetryWhenEnabled) {
                 self.signal_held(now, memory, &mut effects);
             }
             return Ok(effects);
@@ -306,12 +311,18 @@ impl VcpuTimers {
         memory: &(impl GuestMemory + ?Sized),
         effects: &mut Effects,
     ) {
+        if self.timers.iter().all(|timer| timer.undelivered.is_none()) {
+            return;
+        }
         let mut tried = [false; TIMERS];
         for _ in 0..TIMERS {
             let waits = |index: &usize| !tried[*index] && self.timers[*index].undelivered.is_some();
             // Of several equally old ones the first timer's: `max_by_key` takes the last.
             let oldest = (0..TIMERS).rev().filter(waits).max_by_key(|index| {
                 let due = self.timers[*index].undelivered.unwrap_or(now);
+                if is(Mutant::FirstTimerFirst) {
+                    return RefTime::ZERO;
+                }
                 now.wrapping_sub(due) // wrapping: as COUNT does.
             });
             let Some(index) = oldest else {
@@ -345,6 +356,8 @@ impl VcpuTimers {
             timer.last_signal = Some(now);
             effects.signal(interrupt);
             effects.rearm = Rearm::Again;
+        } else if is(Mutant::TakenSlotDropsMessage) {
+            timer.undelivered = None;
         }
     }
 }

@@ -3,6 +3,7 @@
 use chronovisor_abi::quantity::RefTime;
 use chronovisor_abi::synthetic_timer::{Config, TIMERS};
 
+use super::mutant::{Mutant, is};
 use super::timer::Timer;
 use super::{DirectMode, Settings, VcpuTimers};
 use crate::synic::{Fault, Synic, SynicRegisters};
@@ -108,7 +109,9 @@ impl VcpuTimers {
                 config: saved.config,
                 count: saved.count,
                 due: saved.due,
-                undelivered: saved.undelivered,
+                undelivered: saved
+                    .undelivered
+                    .filter(|_| !is(Mutant::RestoreForgetsMessage)),
                 backlog: saved.backlog,
                 last_signal: saved.last_signal,
             };

@@ -4,6 +4,7 @@ use chronovisor_abi::quantity::RefTime;
 use chronovisor_abi::synthetic_timer::Config;
 
 use super::Settings;
+use super::mutant::{Mutant, is};
 use crate::apic::{Due, LostTicks, Spaced, Verdict};
 
 /// One timer.
@@ -32,7 +33,10 @@ pub(super) struct Expired {
 }
 
 /// Whether `time` is reached at `now`, modulo 2^64: a time less than 2^63 units behind is past.
-pub(super) const fn is_reached(time: RefTime, now: RefTime) -> bool {
+pub(super) fn is_reached(time: RefTime, now: RefTime) -> bool {
+    if is(Mutant::PlainCompare) {
+        return now >= time;
+    }
     // wrapping: COUNT may wrap without effect (TLFS).
     now.wrapping_sub(time).as_100ns() < 1 << 63
 }
@@ -40,12 +44,17 @@ pub(super) const fn is_reached(time: RefTime, now: RefTime) -> bool {
 impl Timer {
     /// A write of CONFIG; returns the ticks that were owed and are now lost.
     pub(super) fn write_config(&mut self, value: Config, settings: &Settings, now: RefTime) -> u64 {
+        let running = self.due;
         let lost = self.forget(settings);
         let mut config = value.without(Config::RESERVED);
         if settings.direct_mode == super::DirectMode::Absent {
             config = config.without(Config::DIRECT_MODE | Config::for_vector(0xff).0);
         }
         self.config = config;
+        if is(Mutant::ConfigKeepsGrid) && running.is_some() {
+            self.due = running;
+            return lost;
+        }
         self.start(settings, now);
         lost
     }
@@ -54,7 +63,7 @@ impl Timer {
     pub(super) fn write_count(&mut self, value: u64, settings: &Settings, now: RefTime) -> u64 {
         let lost = self.forget(settings);
         self.count = value;
-        if value == 0 {
+        if value == 0 && !is(Mutant::CountZeroKeepsEnabled) {
             self.config = self.config.without(Config::ENABLED);
         } else if self.config.has(Config::AUTO_ENABLE) {
             self.config = self.config.with(Config::ENABLED);
@@ -78,7 +87,7 @@ impl Timer {
     /// Begins anew from the registers.
     fn start(&mut self, settings: &Settings, now: RefTime) {
         let silent = self.config.source() == 0 && !self.config.has(Config::DIRECT_MODE);
-        if silent {
+        if silent && !is(Mutant::SourceZeroAccepted) {
             self.config = self.config.without(Config::ENABLED);
         }
         if self.config.has(Config::ENABLED) && self.count != 0 {
@@ -95,12 +104,19 @@ impl Timer {
         let Some(due) = self.due else {
             return Expired::default();
         };
+        let now = if is(Mutant::FiresEarly) {
+            now.wrapping_add(RefTime::from_100ns(1))
+        } else {
+            now
+        };
         if !self.config.has(Config::PERIODIC) {
             if !is_reached(due, now) {
                 return Expired::default();
             }
             self.due = None;
-            self.config = self.config.without(Config::ENABLED);
+            if !is(Mutant::OneShotStaysEnabled) {
+                self.config = self.config.without(Config::ENABLED);
+            }
             return Expired {
                 signal: Some(due),
                 expiries: 1,
@@ -124,6 +140,9 @@ impl Timer {
         // wrapping: as COUNT does; ticks * period is at most late + period.
         let next = due.wrapping_add(RefTime::from_100ns(ticks.wrapping_mul(period)));
         self.due = Some(next);
+        if is(Mutant::PhaseLost) && ticks > 0 {
+            self.due = Some(now.wrapping_add(RefTime::from_100ns(period)));
+        }
         let policy = self.policy(settings);
         // The message buffer holds one: a tick that finds it full waits in the backlog, or is lost with policies that have none.
         let verdict = if self.undelivered.is_some() && !matches!(policy, LostTicks::CatchUp(_)) {
@@ -183,7 +202,7 @@ impl Timer {
 
     /// The policy for ticks that come late.
     pub(super) fn policy(&self, settings: &Settings) -> LostTicks {
-        if self.config.has(Config::LAZY) {
+        if self.config.has(Config::LAZY) && !is(Mutant::LazyIgnored) {
             settings.lazy
         } else {
             settings.punctual
@@ -193,7 +212,10 @@ impl Timer {
     /// Periods of the guest that one signal stands for: more than 1 only below the minimum period.
     pub(super) fn stride(&self, settings: &Settings) -> u64 {
         let periodic = self.config.has(Config::PERIODIC) && self.count != 0;
-        if periodic && self.count < settings.minimum_period.as_100ns() {
+        if periodic
+            && self.count < settings.minimum_period.as_100ns()
+            && !is(Mutant::NoMinimumPeriod)
+        {
             settings.minimum_period.as_100ns().div_ceil(self.count)
         } else {
             1
@@ -227,10 +249,11 @@ impl Timer {
         if self.undelivered.is_some() {
             return Spaced::TooClose;
         }
-        let far = self.last_signal.is_none_or(|last| {
-            // wrapping: as COUNT does.
-            now.wrapping_sub(last).as_100ns() >= self.spacing(settings)
-        });
+        let far = is(Mutant::NoSpacing)
+            || self.last_signal.is_none_or(|last| {
+                // wrapping: as COUNT does.
+                now.wrapping_sub(last).as_100ns() >= self.spacing(settings)
+            });
         if far {
             Spaced::Enough
         } else {

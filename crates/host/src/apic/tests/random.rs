@@ -1,12 +1,12 @@
 //! A pinned generator: a seed names a history for ever. (PCG XSH RR 64/32, the reference constants.)
 
 /// The generator.
-pub(super) struct Random {
+pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut random = Self { state: 0 };
         random.next();
         random.state = random.state.wrapping_add(seed);
@@ -14,7 +14,7 @@ impl Random {
         random
     }
 
-    pub(super) fn next(&mut self) -> u32 {
+    pub(crate) fn next(&mut self) -> u32 {
         let old = self.state;
         self.state = old
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -24,27 +24,27 @@ impl Random {
         low.rotate_right(u32::try_from(old >> 59).unwrap())
     }
 
-    pub(super) fn next_u64(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         (u64::from(self.next()) << 32) | u64::from(self.next())
     }
 
     /// A number below `limit`.
-    pub(super) fn below(&mut self, limit: u32) -> u32 {
+    pub(crate) fn below(&mut self, limit: u32) -> u32 {
         u32::try_from((u64::from(self.next()) * u64::from(limit)) >> 32).unwrap()
     }
 
     /// Whether an event of one in `n` happens.
-    pub(super) fn one_in(&mut self, n: u32) -> bool {
+    pub(crate) fn one_in(&mut self, n: u32) -> bool {
         self.below(n) == 0
     }
 
     /// A number below 2^`bits`, each number of bits as likely as the others.
-    pub(super) fn magnitude(&mut self, bits: u32) -> u64 {
+    pub(crate) fn magnitude(&mut self, bits: u32) -> u64 {
         let bits = self.below(bits) + 1;
         self.next_u64() >> (64 - bits)
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         let len = u32::try_from(items.len()).unwrap();
         items[usize::try_from(self.below(len)).unwrap()]
     }

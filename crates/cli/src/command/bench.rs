@@ -5,6 +5,7 @@ mod document;
 mod published;
 mod rounds;
 mod table;
+mod together;
 
 use std::thread;
 use std::time::Duration;

@@ -76,6 +76,8 @@ pub(super) struct Row {
     pub(super) regressions: u64,
     /// Batches of which `cycles` is the median.
     pub(super) batches: u64,
+    /// Share of the time of these batches in which all threads were at this clock at once: 1 for one thread, near 0 where threads share CPUs.
+    pub(super) overlap: f64,
 }
 
 /// A clock that could not be measured.
@@ -116,6 +118,7 @@ pub(super) fn rows(clocks: &[Clock], measured: &[Measured], rate: Hertz) -> Vec<
                 stalls: if is_clock { one.steps.stalls } else { 0 },
                 regressions: if is_clock { one.steps.regressions } else { 0 },
                 batches: one.batches,
+                overlap: one.overlap,
             }
         })
         .collect()

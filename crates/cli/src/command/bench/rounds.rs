@@ -1,10 +1,11 @@
 //! The measurement: all clocks in turn, round after round, on as many pinned threads as asked for.
 
-use std::sync::{Barrier, OnceLock};
+use std::sync::OnceLock;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
+use super::together::{Seen, Slice, Together, shared_batches};
 use crate::progress::Progress;
 use anyhow::Context;
 use chronovisor_probe::cpus;
@@ -32,6 +33,8 @@ pub(super) struct Measured {
     pub(super) ticks: f64,
     /// Batches that it is the median of.
     pub(super) batches: u64,
+    /// Share of the time of these batches in which all threads were at this clock at once.
+    pub(super) overlap: f64,
     /// What successive values of each thread said.
     pub(super) steps: Steps,
 }
@@ -52,13 +55,6 @@ pub(super) fn measure(
     Ok(measured)
 }
 
-/// What one thread saw of one clock.
-#[derive(Default)]
-struct Seen {
-    ticks_per_read: Vec<f64>,
-    steps: Steps,
-}
-
 fn run_threads(
     clocks: &[Clock],
     threads: u16,
@@ -66,7 +62,7 @@ fn run_threads(
     allowed: &[usize],
     bar: &Bar,
 ) -> anyhow::Result<Vec<Vec<Seen>>> {
-    let together = Barrier::new(usize::from(threads));
+    let together = Together::new(threads);
     // Nobody may wait for the others before it is certain that they all exist.
     let all_started = OnceLock::new();
     let share = usize::from(threads).div_ceil(allowed.len().max(1));
@@ -112,12 +108,12 @@ fn run_threads(
 struct Worker<'a> {
     reads: Vec<Box<dyn Reads>>,
     counts: Vec<u32>,
-    together: Option<&'a Barrier>,
+    together: Option<&'a Together>,
 }
 
 impl<'a> Worker<'a> {
     /// On the thread that will measure.
-    fn new(clocks: &[Clock], cpu: Option<usize>, threads: u16, together: &'a Barrier) -> Self {
+    fn new(clocks: &[Clock], cpu: Option<usize>, threads: u16, together: &'a Together) -> Self {
         if let Some(cpu) = cpu {
             // A refusal makes the figures noisier, not wrong.
             let _ = cpus::pin_to(cpu);
@@ -159,20 +155,25 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Every thread at the same clock at the same time. All of them make the same number of rounds.
-    fn at_once(&mut self, together: &Barrier, time: Duration, seen: &mut [Seen]) {
-        let clocks = u32::try_from(self.reads.len()).unwrap_or(1).max(1);
-        let rounds = (time.as_nanos() / (SHARED_SLICE * clocks).as_nanos()).max(1);
-        for _ in 0..rounds {
+    /// Every thread at the same clock at the same time, round by round until the time is up.
+    fn at_once(&mut self, together: &Together, time: Duration, seen: &mut [Seen]) {
+        let started = Instant::now();
+        while together.another_round(|| started.elapsed() < time) {
             for ((reads, seen), count) in self.reads.iter_mut().zip(&mut *seen).zip(&self.counts) {
                 together.wait();
-                let started = Instant::now();
-                loop {
+                let start = Instant::now();
+                let end = loop {
                     seen.ticks_per_read.push(batch(reads.as_mut(), *count));
-                    if started.elapsed() >= SHARED_SLICE {
-                        break;
+                    let now = Instant::now();
+                    if now.duration_since(start) >= SHARED_SLICE {
+                        break now;
                     }
-                }
+                };
+                seen.slices.push(Slice {
+                    start,
+                    end,
+                    until: seen.ticks_per_read.len(),
+                });
             }
         }
     }
@@ -204,26 +205,33 @@ fn look_at_values(reads: &mut dyn Reads, per_batch: u32) -> Steps {
 
 /// What all threads saw of one clock.
 fn join(clock: usize, threads: u16, workers: &[Vec<Seen>]) -> Measured {
-    let of_clock = || workers.iter().filter_map(|seen| seen.get(clock));
-    let batches: Vec<f64> = of_clock()
-        .flat_map(|seen| seen.ticks_per_read.iter().copied())
-        .collect();
+    let of_clock: Vec<&Seen> = workers.iter().filter_map(|seen| seen.get(clock)).collect();
+    let (batches, overlap) = match of_clock.as_slice() {
+        [alone] => (alone.ticks_per_read.clone(), 1.0),
+        several => shared_batches(several),
+    };
     Measured {
         clock,
         threads,
         ticks: median(&batches).unwrap_or(0.0),
         batches: u64::try_from(batches.len()).unwrap_or(u64::MAX),
-        steps: of_clock()
+        overlap,
+        steps: of_clock
+            .iter()
             .map(|seen| seen.steps)
-            .fold(Steps::default(), |all, one| Steps {
-                readings: all.readings + one.readings,
-                stalls: all.stalls + one.stalls,
-                regressions: all.regressions + one.regressions,
-                resolution: match (all.resolution, one.resolution) {
-                    (Some(all), Some(one)) => Some(all.min(one)),
-                    (all, one) => all.or(one),
-                },
-            }),
+            .fold(Steps::default(), join_steps),
+    }
+}
+
+fn join_steps(all: Steps, one: Steps) -> Steps {
+    Steps {
+        readings: all.readings + one.readings,
+        stalls: all.stalls + one.stalls,
+        regressions: all.regressions + one.regressions,
+        resolution: match (all.resolution, one.resolution) {
+            (Some(all), Some(one)) => Some(all.min(one)),
+            (all, one) => all.or(one),
+        },
     }
 }
 

@@ -42,9 +42,18 @@ fn write_all(text: &mut String, document: &Document) -> std::fmt::Result {
         let plural = if threads == 1 { "" } else { "s" };
         writeln!(
             text,
-            "One read, {threads} thread{plural}\n{}\n",
+            "One read, {threads} thread{plural}\n{}",
             clocks(&rows)
         )?;
+        let least = rows.iter().map(|row| row.overlap).fold(1.0, f64::min);
+        if least < 0.5 {
+            writeln!(
+                text,
+                "At some clocks the threads ran at once for only {:.0} % of the time: too few CPUs, or busy ones.",
+                least * 100.0
+            )?;
+        }
+        writeln!(text)?;
     }
     if !document.unavailable.is_empty() {
         writeln!(text, "Not on this machine")?;

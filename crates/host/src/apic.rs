@@ -37,6 +37,7 @@
 //! Intel SDM vol. 3A, "APIC Timer" and "TSC-Deadline Mode"; Linux `arch/x86/kvm/lapic.c`; kvm-unit-tests `x86/apic.c`.
 
 mod backend;
+mod changes;
 mod count;
 mod effects;
 mod lost_ticks;

@@ -34,7 +34,8 @@ mod mutant;
 mod state;
 mod timer;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use state::{StateError, SyntheticTimerState, VcpuTimersState};

@@ -1,20 +1,21 @@
 //! One random history, carried out on the timer and on the model side by side.
 
+mod actions;
 mod notes;
 
 use std::string::String;
 use std::{format, vec::Vec};
 
-use chronovisor_abi::apic::{DivideConfiguration, LvtTimer};
-use chronovisor_abi::quantity::{Hertz, Nanos, Tsc};
+use chronovisor_abi::apic::DivideConfiguration;
+use chronovisor_abi::quantity::{Nanos, Tsc};
 
 use super::exercised::{Exercised, Rule};
-use super::model::{Model, ONE_SHOT, PERIODIC, Policy, Switch, Told};
+use super::model::{Model, ONE_SHOT, Policy, Told};
 use super::random::Random;
 use super::world::{World, fraction, rates};
 use crate::apic::{
-    CatchUp, DeadlineMode, Delivery, Effects, LocalTimer, LostTicks, MinimumPeriod, Place, Power,
-    Rates, Settings, TimerRegister, Wake,
+    CatchUp, DeadlineMode, Delivery, Effects, LocalTimer, LostTicks, MinimumPeriod, Place, Rates,
+    Rearm, Settings, TimerRegister, Wake,
 };
 
 /// The history of `seed`: 20 to 28 steps. `Err` tells the first difference.
@@ -47,6 +48,9 @@ struct Run {
     /// Interrupts, expiries, merged, lost so far.
     account: [u64; 4],
     trace: Vec<String>,
+    /// The deadline that was asked for last, and whether the timer has said since that it may have changed.
+    deadline: Option<u64>,
+    asked_again: bool,
 }
 
 fn told(effects: Effects) -> Told {
@@ -117,6 +121,8 @@ impl Run {
             rate_changes: 0,
             account: [0; 4],
             trace: Vec::new(),
+            deadline: None,
+            asked_again: true,
         }
     }
 
@@ -173,12 +179,12 @@ impl Run {
             let Some((_, Some(due))) = self.model.next() else {
                 return Ok(());
             };
-            let Some((wake, late)) = self.world.wake_time(at) else {
-                return Ok(());
-            };
             if due > self.world.t + (1 << 36) {
                 return Ok(());
             }
+            let Some((wake, late)) = self.world.wake_time(at) else {
+                return Err(format!("no wake-up for the deadline {due}"));
+            };
             let set_at = core::mem::replace(&mut self.world.t, wake);
             let reading = self.world.reading(self.now().as_ticks());
             let woken = self
@@ -222,6 +228,7 @@ impl Run {
         if illegal != matches!(effects.delivery, Delivery::IllegalVector(_)) {
             return Err(format!("{what}: {:?}", effects.delivery));
         }
+        self.asked_again |= effects.rearm == Rearm::Again;
         let parts = [
             u64::from(is.raised.is_some()),
             is.expiries,
@@ -255,171 +262,6 @@ impl Run {
             16 => self.read_behind(exercised),
             _ => self.expire(exercised),
         }
-    }
-
-    fn value(&mut self, register: TimerRegister) -> u64 {
-        match register {
-            TimerRegister::LvtTimer => {
-                let mode = self.random.pick(&[0, 0, 0, 1, 1, 1, 1, 2, 2, 3]) << 17;
-                let mask = u32::from(self.random.one_in(6)) << 16;
-                let vector = if self.random.one_in(16) {
-                    self.random.below(16)
-                } else {
-                    16 + self.random.below(240)
-                };
-                let reserved = self.random.next() & LvtTimer::RESERVED & !1;
-                u64::from(mode | mask | vector | reserved)
-            }
-            TimerRegister::InitialCount if self.random.one_in(8) => 0,
-            TimerRegister::InitialCount if self.random.one_in(8) => u64::from(u32::MAX),
-            TimerRegister::InitialCount => 1 + self.random.magnitude(28),
-            TimerRegister::DivideConfiguration => u64::from(self.random.below(16)),
-            TimerRegister::TscDeadline => {
-                let now = self.now().as_ticks();
-                match self.random.below(8) {
-                    0 => 0,
-                    1 => now.saturating_sub(self.random.magnitude(32)),
-                    2 => self.random.next_u64(),
-                    _ => now.saturating_add(self.random.magnitude(34)),
-                }
-            }
-            TimerRegister::CurrentCount => self.random.next_u64(),
-        }
-    }
-
-    fn write(&mut self, register: TimerRegister, exercised: &mut Exercised) -> Result<(), String> {
-        let value = self.value(register);
-        let t = self.world.t;
-        self.note_write(register, value, exercised);
-        self.say(format!("{t}: write {register:?} {value:#x}"));
-        let effects = self.timer.write(register, value, self.now());
-        let low = u32::try_from(value & 0xffff_ffff).unwrap();
-        let expected = match register {
-            TimerRegister::LvtTimer => self.model.write_lvt(low, t),
-            TimerRegister::InitialCount => self.model.write_initial(low, t),
-            TimerRegister::DivideConfiguration => self.model.write_divide(low, t),
-            TimerRegister::TscDeadline => self.model.write_deadline(value, t),
-            TimerRegister::CurrentCount => Told::default(),
-        };
-        exercised.note_if(Rule::DueBeforeWrite, effects.expiries > 0);
-        let stride = u64::try_from(self.model.stride()).unwrap();
-        let reports = register != TimerRegister::TscDeadline && stride > 1;
-        exercised.note_if(Rule::MinimumPeriod, reports);
-        if let Some(periods) = effects.periods_per_interrupt
-            && periods != stride
-        {
-            return Err(format!(
-                "{periods} periods an interrupt where {stride} is right"
-            ));
-        }
-        if register == TimerRegister::InitialCount
-            && reports
-            && self.model.mode() == PERIODIC
-            && effects.periods_per_interrupt.is_none()
-        {
-            return Err(String::from(
-                "the minimum period was applied and not reported",
-            ));
-        }
-        self.agree("write", effects, expected)
-    }
-
-    fn expire(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        let t = self.world.t;
-        self.say(format!("{t}: expire"));
-        let effects = self.timer.expire(self.now());
-        let expected = self.model.evaluate(t);
-        self.note_expiry(effects, exercised);
-        self.agree("expire", effects, expected)
-    }
-
-    fn save_and_restore(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        let t = self.world.t;
-        let state = self.timer.save(self.now());
-        exercised.note_if(Rule::SavedCounting, self.model.is_counting());
-        exercised.note_if(Rule::SavedArmed, self.model.deadline != 0);
-        exercised.note_if(Rule::SavedDue, state.pending > 0);
-        // The counter goes on where it was, or elsewhere.
-        let offset = if self.random.one_in(2) {
-            self.model.offset
-        } else {
-            self.random.next_u64()
-        };
-        self.say(format!("{t}: save and restore, offset {offset:#x}"));
-        self.model.save_and_restore(offset, t);
-        self.timer = LocalTimer::restore(self.timer.settings(), &state, self.now())
-            .map_err(|error| format!("{error}"))?;
-        Ok(())
-    }
-
-    fn change_rates(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        if self.rate_changes == 2 {
-            return self.expire(exercised);
-        }
-        self.rate_changes += 1;
-        let (bus, tsc): (Hertz, Hertz) = rates(&mut self.random);
-        let t = self.world.t;
-        exercised.note_if(Rule::RatesChanged, self.model.is_counting());
-        self.say(format!("{t}: rates {bus}, {tsc}"));
-        self.world.set_tsc_rate(tsc);
-        let effects = self
-            .timer
-            .set_rates(Rates::new(bus, tsc).unwrap(), self.now());
-        let expected = self.model.set_rates(fraction(bus), fraction(tsc), t);
-        self.agree("rates", effects, expected)
-    }
-
-    fn move_tsc(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        let t = self.world.t;
-        exercised.note_if(Rule::TscMovedCounting, self.model.is_counting());
-        exercised.note_if(Rule::TscMovedArmed, self.model.deadline != 0);
-        let offset = self
-            .model
-            .offset
-            .wrapping_add(self.random.magnitude(63))
-            .wrapping_sub(self.random.magnitude(63));
-        self.say(format!("{t}: tsc offset {offset:#x}"));
-        let before = self.now();
-        let expected = self.model.tsc_moved(offset, t);
-        let effects = self.timer.tsc_moved(before, self.now());
-        self.agree("tsc moved", effects, expected)
-    }
-
-    fn switch(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        let (switch, power) = match self.random.below(if self.model.switch == Switch::On {
-            3
-        } else {
-            6
-        }) {
-            0 => (Switch::Software, Power::SoftwareDisabled),
-            1 => (Switch::Off, Power::Off),
-            _ => (Switch::On, Power::On),
-        };
-        let t = self.world.t;
-        let counting = self.model.is_counting() && self.model.switch == Switch::On;
-        exercised.note_if(
-            Rule::SoftwareDisabled,
-            counting && switch == Switch::Software,
-        );
-        exercised.note_if(Rule::PoweredOff, counting && switch == Switch::Off);
-        self.say(format!("{t}: {power:?}"));
-        let effects = self.timer.set_power(power, self.now());
-        let expected = self.model.set_switch(switch, t);
-        self.agree("power", effects, expected)
-    }
-
-    /// A call with a reading that lies a little behind the last one, as another CPU's counter may.
-    fn read_behind(&mut self, exercised: &mut Exercised) -> Result<(), String> {
-        let behind = u128::from(self.random.magnitude(10)).min(self.world.t);
-        let t = self.world.t - behind;
-        exercised.note_if(
-            Rule::BehindReading,
-            t < self.model.last && self.model.is_counting(),
-        );
-        self.say(format!("{t}: expire, {behind} behind"));
-        let effects = self.timer.expire(Tsc::from_ticks(self.model.guest(t)));
-        let expected = self.model.evaluate(t);
-        self.agree("behind", effects, expected)
     }
 
     /// Everything that a guest and a VMM can see is as the model says.
@@ -461,6 +303,14 @@ impl Run {
                 "next deadline {next:x?} where {expected:x?} is right"
             ));
         }
+        // A wake-up that is set and still to come is only another one if a call said so.
+        if next != self.deadline && !self.asked_again {
+            return Err(format!(
+                "the deadline moved from {:x?} to {next:x?} without a word",
+                self.deadline
+            ));
+        }
+        (self.deadline, self.asked_again) = (next, false);
         Ok(())
     }
 }

@@ -124,7 +124,7 @@ fn costs_stand_in_their_order() {
 }
 
 /// The promises of this project, as ratios of medians in one run: (clock, against, at most). They are those of optimised code, so the program is a
-/// release build: `cargo build --release && CHRONOVISOR_BIN=$PWD/target/release/chronovisor cargo test -p chronovisor --test bench -- --ignored`.
+/// release build: `cargo build --release && CHRONOVISOR_BIN=$PWD/target/release/chronovisor cargo test -p chronovisor --test bench`.
 const PROMISES: [(&str, &str, f64); 7] = [
     ("reference-tsc-page", "rdtscp", 1.10),
     ("reference-tsc-page-unordered", "rdtsc", 1.10),
@@ -136,10 +136,10 @@ const PROMISES: [(&str, &str, f64); 7] = [
 ];
 
 #[test]
-#[ignore = "measures a release build, named by CHRONOVISOR_BIN, for 8 s"]
 fn the_promised_ratios_hold_in_three_runs() {
-    let program =
-        std::env::var_os("CHRONOVISOR_BIN").expect("CHRONOVISOR_BIN names a release build");
+    let Some(program) = std::env::var_os("CHRONOVISOR_BIN") else {
+        return eprintln!("skipped: CHRONOVISOR_BIN names no release build");
+    };
     for run in 1..=3 {
         let output = Command::new(&program)
             .args(["bench", "--json"])

@@ -133,9 +133,11 @@ fn describe(leaves: &impl Leaves, base: &Base) -> HypervisorBase {
         Interface::Xen => &[(1, 0), (xen::TIME, 0), (xen::TIME, 1), (xen::TIME, 2)],
         Interface::VMware | Interface::Other(_) => &[],
     };
-    // The frequency leaf counts at the first base only.
-    let frequencies = (base.base == cpuid::HYPERVISOR_BASE)
-        .then_some((HYPERVISOR_FREQUENCIES - cpuid::HYPERVISOR_BASE, 0));
+    // The frequency leaf counts at the first base only, and Hyper-V's own leaves may reach that number with another meaning.
+    let has_frequencies =
+        base.base == cpuid::HYPERVISOR_BASE && base.interface != Interface::HyperV;
+    let frequencies =
+        has_frequencies.then_some((HYPERVISOR_FREQUENCIES - cpuid::HYPERVISOR_BASE, 0));
     let text: Vec<u8> = base
         .signature
         .iter()
@@ -271,6 +273,25 @@ mod tests {
         let named = privileges.seen().unwrap();
         assert!(named["AccessPartitionReferenceTsc"] && named["AccessVpIndex"]);
         assert!(!named["AccessReenlightenmentControls"]);
+    }
+
+    #[test]
+    fn the_frequency_leaf_is_not_asked_of_hyperv() {
+        let machine = |signature: [u32; 3]| {
+            let [ebx, ecx, edx] = signature;
+            let table = [
+                (0x1, leaf(0, 0, HYPERVISOR, 0)),
+                (0x4000_0000, leaf(0x4000_0010, ebx, ecx, edx)),
+                (0x4000_0010, leaf(2_600_000, 1_000_000, 0, 0)),
+            ];
+            let found = identity(&Table(&table));
+            found.hypervisors[0]
+                .leaves
+                .iter()
+                .any(|leaf| leaf.leaf == 0x4000_0010)
+        };
+        assert!(machine([0x4B4D_564B, 0x564B_4D56, 0x4D]), "KVM");
+        assert!(!machine([0x7263_694D, 0x666F_736F, 0x7648_2074]), "Hyper-V");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `chronovisor check`, run as a program.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -39,8 +39,7 @@ pub(crate) struct Document {
     pub(crate) would_settle: Vec<String>,
     /// What could not be made sense of, with its position.
     pub(crate) complaints: Vec<String>,
-    /// Clock events of the log, boot by boot.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Clock events of the log, boot by boot; empty without a log.
     pub(crate) timeline: Vec<BootTimeline>,
 }
 

@@ -112,6 +112,7 @@ fn d61_the_deadline_and_its_mode_are_restored_together() {
     let mut timer = LocalTimer::new(plain(), at(0));
     let dropped = timer.write_msr(Msr::TSC_DEADLINE, 5000, at(0)).unwrap();
     assert_eq!(dropped.delivery, Delivery::Nothing);
+    assert_eq!(timer.read_msr(Msr::TSC_DEADLINE, at(0)), Ok(0));
     write(
         &mut timer,
         TimerRegister::LvtTimer,

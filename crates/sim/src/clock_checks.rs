@@ -189,6 +189,11 @@ impl Checks {
         self.seen
     }
 
+    /// Exact guest time at `tsc`.
+    pub(crate) fn exact(&self, tsc: Tsc) -> Fine {
+        self.oracle.at(tsc)
+    }
+
     /// Reads `clock` and judges it. Returns what it showed, in ns.
     pub(crate) fn read(
         &mut self,

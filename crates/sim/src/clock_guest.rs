@@ -29,12 +29,12 @@ use chronovisor_abi::msr::{ENABLE, Msr};
 use chronovisor_abi::pvclock::{Record, Slot, WallClockRecord};
 use chronovisor_abi::quantity::{Nanos, Reading, RefTime, Tsc};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
-use chronovisor_abi::seqlock::DEFAULT_TRIES;
-use chronovisor_abi::vmclock;
+use chronovisor_abi::vmclock::{self, TimeError};
 use chronovisor_guest::clock::GuestClock;
 use chronovisor_guest::guard::{GlobalGuard, Guarded};
 use chronovisor_guest::pvclock::{PerCpuRecords, PvclockError, SharedRecord, StableBit};
 use chronovisor_guest::reference_tsc::{ReferenceClock, Source};
+use chronovisor_guest::vmclock::{VmclockError, VmclockPage};
 use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
 use chronovisor_host::msr_surface::{Access, Answer, MsrSurface};
 use chronovisor_host::partition_clock::VcpuIndex;
@@ -244,16 +244,13 @@ impl Guest {
     ///
     /// [`NoTime::Unavailable`] if the page says that its clock is not usable.
     pub fn vmclock(&self) -> Result<(u128, Option<Nanos>), NoTime> {
-        let page = &self.memory.vmclock;
-        let constants = page.constants().map_err(|_| NoTime::Unavailable)?;
-        let (contents, tsc) = page
-            .read(DEFAULT_TRIES, || self.tsc.get())
-            .map_err(|_| NoTime::Broken)?;
-        contents
-            .check(&constants)
-            .map_err(|_| NoTime::Unavailable)?;
-        let time = contents.time_at(tsc).map_err(|_| NoTime::Broken)?;
-        Ok((time.as_frac(), contents.bounds_at(tsc).maximum))
+        let page = VmclockPage::open(&self.memory.vmclock, || self.tsc.get());
+        let seen = page.map_err(|_| NoTime::Unavailable)?.observe();
+        match seen {
+            Ok(seen) => Ok((seen.reading.time.as_frac(), seen.bounds.maximum)),
+            Err(VmclockError::NoTime(TimeError::NotUsable { .. })) => Err(NoTime::Unavailable),
+            Err(_) => Err(NoTime::Broken),
+        }
     }
 
     /// The marker that changes whenever the counter may have jumped.

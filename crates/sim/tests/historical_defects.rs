@@ -206,3 +206,37 @@ fn each_historical_model_is_caught() {
     }
     assert_eq!(Policy::Linux8003c9ae.name(), "linux_8003c9ae");
 }
+
+/// The built-in scenario, 88 rows, with every invariant on; how fast it is. A row has 1000 ticks, or `CHRONOVISOR_SEQUENCES`, at most the
+/// scenario's own 150 000.
+#[test]
+fn the_built_in_scenario_breaks_no_invariant() {
+    let ticks = std::env::var("CHRONOVISOR_SEQUENCES").map_or(1000, |number| {
+        number
+            .parse()
+            .map(|number: u64| number.min(150_000))
+            .expect("CHRONOVISOR_SEQUENCES is a number")
+    });
+    let builtin = chronovisor_sim::scenario::builtin(LapicSpikes::NAME).expect("built in");
+    let toml = builtin
+        .toml
+        .replace("ticks = 150_000", &format!("ticks = {ticks}"));
+    let scenario = LapicSpikes::from_toml(&toml).expect("a scenario");
+    for threads in [1, 2] {
+        let threads = NonZeroUsize::new(threads).expect("not zero");
+        let begun = std::time::Instant::now();
+        let outcome =
+            runner::run(&scenario, Shard::WHOLE, threads, &|_| ()).expect("nothing breaks");
+        let seconds = begun.elapsed().as_secs_f64();
+        let rows = scenario.rows(&outcome.tally);
+        assert_eq!(rows.len(), 88);
+        assert!(rows.iter().all(|row| row.ticks == ticks), "{rows:?}");
+        // A count of events fits 53 bits.
+        let millions = f64::from(u32::try_from(outcome.events / 1000).expect("below 2^32")) / 1e3;
+        println!(
+            "{} events in {seconds:.2} s on {threads} threads: {:.1} million/s",
+            outcome.events,
+            millions / seconds
+        );
+    }
+}

@@ -7,9 +7,9 @@ mod kind;
 mod lapic_spikes;
 mod merge;
 mod migration;
-mod progress;
 mod smp_boot;
 mod table;
+mod threads;
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -20,12 +20,14 @@ use std::time::Instant;
 
 use anyhow::Context;
 use chronovisor_sim::runner::{self, RunError, Shard};
+use chronovisor_sim::scenario::guard_scaling::GuardScaling;
 use chronovisor_sim::scenario::{self, BUILTIN, Scenario};
 use chronovisor_sim::watch::{Violation, Watch};
 use clap::Subcommand;
 
 use crate::exit::Exit;
 use crate::output;
+use crate::progress::Progress;
 use document::{Document, Measured, Speed};
 use kind::Kind;
 
@@ -68,6 +70,9 @@ struct Options {
     /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,
+    /// guard-scaling only: run the guards on real threads too, and show them beside the model with this machine's costs
+    #[arg(long, conflicts_with_all = ["shard", "trace"])]
+    measure: bool,
     /// Leave out the speed, the only figure that is not a function of the seed
     #[arg(long)]
     no_speed: bool,
@@ -166,6 +171,11 @@ fn unknown(name: &str) -> anyhow::Error {
 /// Runs the scenario that `text` describes and prints what came of it.
 fn simulate<S: Scenario + table::Render>(text: &str, options: &Options) -> anyhow::Result<Exit> {
     let mut scenario = S::from_toml(text)?;
+    anyhow::ensure!(
+        !options.measure || S::NAME == GuardScaling::NAME,
+        "--measure is for {}: nothing else here can be measured on threads",
+        GuardScaling::NAME
+    );
     scenario.set(options.seed, options.runs.map(NonZeroU64::get));
     let shard = options.shard.unwrap_or(Shard::WHOLE);
     let begun = Instant::now();
@@ -176,8 +186,11 @@ fn simulate<S: Scenario + table::Render>(text: &str, options: &Options) -> anyho
                 .threads
                 .or_else(|| thread::available_parallelism().ok())
                 .unwrap_or(NonZeroUsize::MIN);
-            let bar = progress::Progress::start(shard.units(scenario.count()));
-            runner::run(&scenario, shard, threads, &|done| bar.at(done))
+            let units = shard.units(scenario.count());
+            let bar = Progress::start();
+            runner::run(&scenario, shard, threads, &|done| {
+                bar.at(S::NAME, share(done, units.end - units.start));
+            })
         }
     };
     let speed = if options.no_speed {
@@ -192,7 +205,10 @@ fn simulate<S: Scenario + table::Render>(text: &str, options: &Options) -> anyho
                 events: outcome.events,
                 speed,
             };
-            let document = Document::new(&scenario, options.shard, measured);
+            let mut document = Document::new(&scenario, options.shard, measured);
+            if options.measure {
+                document.measured = Some(threads::compare(scenario.seed())?);
+            }
             if options.json || options.shard.is_some() {
                 output::json(&document)?;
             } else {
@@ -206,6 +222,11 @@ fn simulate<S: Scenario + table::Render>(text: &str, options: &Options) -> anyho
         }
         Err(error) => Err(error.into()),
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a picture for the eye")]
+fn share(done: u64, all: u64) -> f64 {
+    done as f64 / all.max(1) as f64
 }
 
 /// Runs one unit and writes all of its events to `path`.
@@ -248,7 +269,6 @@ fn broken(violation: &Violation, json: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use chronovisor_sim::scenario::clock_update::ClockUpdate;
-    use chronovisor_sim::scenario::guard_scaling::GuardScaling;
     use chronovisor_sim::scenario::lapic_spikes::LapicSpikes;
     use chronovisor_sim::scenario::migration::Migration;
     use chronovisor_sim::scenario::smp_boot::SmpBoot;

@@ -31,6 +31,7 @@
 //!
 //! `chronovisor_host::migration`; Hyper-V TLFS, "Partition Reference Time"; the 2019 Hyper-V sched_clock patch.
 
+mod alarm;
 mod hosts;
 mod journey;
 mod parameters;

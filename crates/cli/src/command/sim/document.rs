@@ -6,6 +6,7 @@ use chronovisor_sim::watch::Violation;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::threads::Comparison;
 use crate::provenance::Provenance;
 
 /// What `chronovisor sim NAME --json` prints.
@@ -32,6 +33,9 @@ pub(super) struct Document<S: Scenario> {
     pub(super) seconds: Option<f64>,
     /// The simulated rows.
     pub(super) rows: Vec<S::Row>,
+    /// What real threads measured here, where that was asked for: not a function of the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) measured: Option<Comparison>,
     /// Figures that others measured, on other machines: for comparison.
     pub(super) seed_rows: Vec<S::SeedRow>,
     /// The scenario.
@@ -83,6 +87,7 @@ impl<S: Scenario> Document<S> {
             events_per_second: seconds.map(per_second),
             seconds,
             rows: scenario.rows(&measured.tally),
+            measured: None,
             seed_rows: scenario.seed_rows(),
             parameters: scenario.parameters().clone(),
             tally: shard.map(|_| measured.tally),

@@ -4,6 +4,7 @@ use chronovisor_sim::scenario::guard_scaling::{GuardScaling, Row};
 
 use super::document::Document;
 use super::table::{Render, table};
+use super::threads::Comparison;
 
 impl Render for GuardScaling {
     fn tables(document: &Document<Self>) -> String {
@@ -37,8 +38,32 @@ impl Render for GuardScaling {
                 row.stalls.to_string(),
             ]);
         }
-        format!("CPUs that do nothing but read one clock, whose records disagree\n{table}\n")
+        let mut text =
+            format!("CPUs that do nothing but read one clock, whose records disagree\n{table}\n");
+        if let Some(measured) = &document.measured {
+            text.push_str(&threads(measured));
+        }
+        text
     }
+}
+
+/// Real threads beside the model.
+fn threads(measured: &Comparison) -> String {
+    let mut table = table(&["guard", "CPUs", "us/call here", "modelled us"], 1);
+    for row in &measured.rows {
+        table.add_row([
+            row.guard.name().to_owned(),
+            row.cpus.to_string(),
+            row.us_per_call
+                .map_or("-".to_owned(), |us| format!("{us:.4}")),
+            format!("{:.4}", row.modelled_us_per_call),
+        ]);
+    }
+    let costs = measured.costs;
+    format!(
+        "\nReal threads on this machine, beside the model with its costs: hit {} ns, atomic {} ns, transfer {} ns\n{table}\n",
+        costs.hit_ns, costs.atomic_ns, costs.near_ns
+    )
 }
 
 fn published(document: &Document<GuardScaling>, row: &Row) -> String {

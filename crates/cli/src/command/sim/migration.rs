@@ -29,8 +29,13 @@ impl Render for Migration {
                 1,
             );
             let mut vms = 0;
+            let mut timers = String::new();
             for row in document.rows.iter().filter(|row| row.policy == policy) {
                 vms = row.vms;
+                timers = format!(
+                    "Deadline timers: {} fired before the move, {} after it, {} stranded by a counter that jumped; none early, none lost",
+                    row.timers_before, row.timers_after, row.timers_stranded
+                );
                 table.add_row([
                     row.clock.name().to_owned(),
                     row.reads.to_string(),
@@ -39,7 +44,7 @@ impl Render for Migration {
                     signed(row.loss_ns),
                     time(row.largest_loss_ns),
                     time(row.largest_gain_ns),
-                    time(row.largest_error_ns),
+                    row.largest_error_ns.map_or("-".to_owned(), time),
                     row.unavailable.to_string(),
                     row.fallbacks.to_string(),
                 ]);
@@ -47,7 +52,7 @@ impl Render for Migration {
             // Writing into a String cannot fail.
             let _ = writeln!(
                 text,
-                "{vms} machines, each moved once; clocks {} while the guest does not run\n{table}\n",
+                "{vms} machines, each moved once; clocks {} while the guest does not run\n{table}\n{timers}\n",
                 match policy {
                     Policy::Stop => "stop",
                     Policy::Advance => "go on",

@@ -86,4 +86,15 @@ impl GuestCounter {
     pub(super) fn at(&self, host: Tsc) -> Tsc {
         self.ratio.scale(host).wrapping_add(self.offset) // wrapping: the counter itself wraps.
     }
+
+    /// The first value of the host's counter, now at `now`, at which the guest's is `tsc` or more; `now` if it is already.
+    pub(super) fn first_host(&self, tsc: Tsc, now: Tsc) -> Tsc {
+        if !self.at(now).is_before(tsc) {
+            return now;
+        }
+        // wrapping: the counter itself wraps.
+        let scaled = u128::from(tsc.wrapping_sub(self.offset).as_ticks());
+        let host = (scaled << self.ratio.fraction_bits()).div_ceil(u128::from(self.ratio.ratio()));
+        Tsc::from_ticks(u64::try_from(host).unwrap_or(u64::MAX))
+    }
 }

@@ -9,6 +9,7 @@ use chronovisor_host::msr_surface::{MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, PartitionClock, TimeOfDay, VcpuIndex};
 use chronovisor_host::vmclock::{Disruption, Notification};
 
+use super::alarm::{Alarm, Fate, deadline_after};
 use super::hosts::{GuestCounter, Host};
 use super::parameters::{Parameters, Policy};
 use super::promise::Promised;
@@ -27,6 +28,8 @@ pub(super) enum Step {
     Read(u32),
     Pause,
     Move,
+    /// The deadline timer's wake-up, valid if its number is the last one's.
+    Alarm(u32),
 }
 
 /// A machine on its way.
@@ -42,6 +45,9 @@ pub(super) struct Journey<'a> {
     counter: GuestCounter,
     checks: Checks,
     rebases: u64,
+    alarm: Option<Alarm>,
+    alarm_number: u32,
+    fate: Fate,
 }
 
 const APIC_HZ: u64 = 1_000_000_000;
@@ -98,6 +104,9 @@ impl<'a> Journey<'a> {
             counter,
             checks,
             rebases: 0,
+            alarm: None,
+            alarm_number: 0,
+            fate: Fate::Armed,
         })
     }
 
@@ -108,6 +117,7 @@ impl<'a> Journey<'a> {
         self.tell_time_of_day()?;
         self.offer_vmclock();
         let marker = self.guest.disruption_marker();
+        self.set_alarm()?;
         let reads = self.parameters.reads * 6;
         self.world.at(self.world.now(), Step::Read(reads));
         let mut moved = false;
@@ -123,6 +133,8 @@ impl<'a> Journey<'a> {
                         self.world.after(gap, Step::Pause);
                     }
                 }
+                Step::Alarm(number) if number == self.alarm_number => self.ring()?,
+                Step::Alarm(_) => {}
                 Step::Pause => {
                     self.pause();
                     // The VMM takes its pair a moment after the vCPUs stand.
@@ -132,10 +144,16 @@ impl<'a> Journey<'a> {
                     let resumed = self.travel()?;
                     moved = true;
                     self.world.at(resumed, Step::Read(reads));
+                    self.schedule_alarm(resumed);
                 }
             }
         }
+        if self.fate == Fate::Armed {
+            let details = "the deadline timer never fired".to_owned();
+            return Err(self.watch.violation("no-lost-timer", details));
+        }
         Ok(MachineSeen {
+            fate: self.fate,
             clocks: self.checks.finish(),
             told: u64::from(self.guest.disruption_marker() != marker || self.guest.was_stopped()),
             fallbacks: self.guest.fallbacks(),
@@ -226,7 +244,50 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
+    fn set_alarm(&mut self) -> Result<(), Violation> {
+        let now = self.guest_tsc();
+        // Up to 4 ms ahead: some fire before the move.
+        let ticks = self.noise.uniform(1..=self.source.kind.tsc_hz / 250);
+        let deadline = deadline_after(now, ticks);
+        let due = self.checks.exact(deadline);
+        let alarm = Alarm::set(self.source.rate, now, deadline, due, self.watch)?;
+        self.alarm = Some(alarm);
+        self.schedule_alarm(self.world.now());
+        Ok(())
+    }
+
+    /// Sets the wake-up of the deadline timer, at `from` if that is past.
+    fn schedule_alarm(&mut self, from: WorldTime) {
+        // wrapping: only equality with the last number counts.
+        self.alarm_number = self.alarm_number.wrapping_add(1);
+        if let Some(deadline) = self.alarm.as_ref().and_then(Alarm::wake) {
+            let host = self.counter.first_host(deadline, self.host().tsc(from));
+            let time = self.host().when(host).max(from);
+            self.world.at(time, Step::Alarm(self.alarm_number));
+        }
+    }
+
+    fn ring(&mut self) -> Result<(), Violation> {
+        let now = self.guest_tsc();
+        let exact = self.checks.exact(now);
+        let Some(alarm) = &mut self.alarm else {
+            return Ok(());
+        };
+        if alarm.look(now, exact, self.watch)?.is_some() {
+            self.fate = if self.checks.has_moved() {
+                Fate::FiredAfter
+            } else {
+                Fate::FiredBefore
+            };
+        }
+        self.world.note(self.watch, "alarm", 0, now.as_ticks());
+        self.schedule_alarm(self.world.now());
+        Ok(())
+    }
+
     fn pause(&mut self) {
+        // wrapping: only equality with the last number counts. No vCPU runs, and no timer wakes one.
+        self.alarm_number = self.alarm_number.wrapping_add(1);
         let tsc = self.guest_tsc();
         self.guest.run_on(0, tsc);
         self.world.note(self.watch, "pause", 0, tsc.as_ticks());
@@ -307,7 +368,11 @@ impl<'a> Journey<'a> {
             ratio: adjustments.ratio,
             offset: adjustments.offset,
         };
+        let paused = self.guest.tsc();
         let tsc = self.counter.at(self.destination.tsc(resumed));
+        if let Some(alarm) = &mut self.alarm {
+            alarm.travel(paused, tsc, adjustments, self.watch)?;
+        }
         self.guest.arrive(surface, tsc);
         self.guest.resumed();
         self.update(Change::Resume, tsc)?;
@@ -327,6 +392,11 @@ impl<'a> Journey<'a> {
         tsc: Tsc,
         resumed: WorldTime,
     ) -> Result<(), Violation> {
+        // The guest's deadline is a value of a counter that is no more.
+        self.alarm = None;
+        if self.fate == Fate::Armed {
+            self.fate = Fate::Stranded;
+        }
         let host_tsc = self.destination.tsc(resumed);
         let ahead = host_tsc.wrapping_delta(tsc);
         self.checks.go_on(tsc, host_tsc, rate);

@@ -4,12 +4,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Policy;
+use super::alarm::Fate;
 use crate::clock_checks::{Clock, ClockSeen};
 use crate::runner::{Merge, MergeError};
 
 /// What one machine saw.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MachineSeen {
+    pub(super) fate: Fate,
     pub(super) clocks: [ClockSeen; 6],
     /// The guest was told of the move.
     pub(super) told: u64,
@@ -41,6 +43,9 @@ pub struct RowTally {
     told: u64,
     fallbacks: u64,
     rebases: u64,
+    timers_before: u64,
+    timers_after: u64,
+    timers_stranded: u64,
 }
 
 const PETA: i128 = 1_000_000_000_000_000;
@@ -67,6 +72,12 @@ impl RowTally {
         }
         self.told += machine.told;
         self.rebases += machine.rebases;
+        match machine.fate {
+            Fate::FiredBefore => self.timers_before += 1,
+            Fate::FiredAfter => self.timers_after += 1,
+            Fate::Stranded => self.timers_stranded += 1,
+            Fate::Armed => {}
+        }
         if matches!(clock, Clock::ReferenceTscPage | Clock::SchedClock) {
             self.fallbacks += machine.fallbacks;
         }
@@ -96,6 +107,9 @@ impl RowTally {
         self.largest_gain_ns = self.largest_gain_ns.max(other.largest_gain_ns);
         self.told += other.told;
         self.rebases += other.rebases;
+        self.timers_before += other.timers_before;
+        self.timers_after += other.timers_after;
+        self.timers_stranded += other.timers_stranded;
         self.fallbacks += other.fallbacks;
     }
 }
@@ -163,14 +177,20 @@ pub struct Row {
     pub largest_loss_ns: u64,
     /// The largest gain of a machine, in ns.
     pub largest_gain_ns: u64,
-    /// The largest distance of any reading from exact time, in ns (VMClock: from TAI).
-    pub largest_error_ns: u64,
+    /// The largest distance of any reading from exact time, in ns (VMClock: from TAI); null for the raw counter, which promises nothing.
+    pub largest_error_ns: Option<u64>,
     /// Machines that were told of the move: by VMClock's marker, or by pvclock's flag that the guest was stopped.
     pub told: u64,
     /// Readings of the reference clock that fell back to the register.
     pub fallbacks: u64,
     /// Re-bases of the partition's clock before the move.
     pub rebases: u64,
+    /// Machines whose TSC-deadline timer fired before the move.
+    pub timers_before: u64,
+    /// And after it, never early, never twice.
+    pub timers_after: u64,
+    /// And those whose destination moved the counter under an armed deadline.
+    pub timers_stranded: u64,
 }
 
 impl Row {
@@ -189,10 +209,13 @@ impl Row {
             loss_ns: whole as f64 + rest as f64 / steps as f64,
             largest_loss_ns: tally.largest_loss_ns,
             largest_gain_ns: tally.largest_gain_ns,
-            largest_error_ns: tally.error_ns,
+            largest_error_ns: (clock != Clock::RawTsc).then_some(tally.error_ns),
             told: tally.told,
             fallbacks: tally.fallbacks,
             rebases: tally.rebases,
+            timers_before: tally.timers_before,
+            timers_after: tally.timers_after,
+            timers_stranded: tally.timers_stranded,
         }
     }
 }

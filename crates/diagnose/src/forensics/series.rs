@@ -215,19 +215,22 @@ fn find_steps(passed: &[f64], offsets: &[f64], least_ns: f64) -> Vec<Step> {
     let mut taken = vec![false; moves.len()];
     // What an interval moved beyond what its neighbours allow.
     let excess = |i: usize, taken: &[bool]| -> f64 {
-        let side = |indices: &mut dyn Iterator<Item = usize>| -> Option<f64> {
+        // The rate of the nearest, and the usual rate.
+        let side = |indices: &mut dyn Iterator<Item = usize>| -> Option<(f64, f64)> {
             let mut near: Vec<f64> = indices
                 .filter(|&j| !taken[j])
                 .take(NEIGHBOURS)
                 .map(|j| rates[j])
                 .collect();
-            (!near.is_empty()).then(|| median(&mut near))
+            let nearest = *near.first()?;
+            Some((nearest, median(&mut near)))
         };
         let before = side(&mut (0..i).rev());
         let after = side(&mut (i + 1..rates.len()));
         let (low, high) = match (before, after) {
-            (Some(a), Some(b)) => (a.min(b), a.max(b)),
-            (Some(a), None) | (None, Some(a)) => (a, a),
+            (Some((_, a)), Some((_, b))) => (a.min(b), a.max(b)),
+            // At an end of a short series the usual rate can be that beyond a bend.
+            (Some((near, a)), None) | (None, Some((near, a))) => (a.min(near), a.max(near)),
             (None, None) => return 0.0,
         };
         if rates[i] > high {
@@ -238,7 +241,15 @@ fn find_steps(passed: &[f64], offsets: &[f64], least_ns: f64) -> Vec<Step> {
             0.0
         }
     };
-    let mut sizes: Vec<f64> = (0..moves.len()).map(|i| excess(i, &taken).abs()).collect();
+    // An interval that gained or lost more than half of itself ran at no rate: it says nothing of what is usual.
+    let mut no_rate: Vec<bool> = rates.iter().map(|rate| rate.abs() > 0.5).collect();
+    if no_rate.iter().all(|no_rate| *no_rate) {
+        no_rate.fill(false);
+    }
+    let mut sizes: Vec<f64> = (0..moves.len())
+        .filter(|&i| !no_rate[i])
+        .map(|i| excess(i, &no_rate).abs())
+        .collect();
     let usual = median(&mut sizes);
     let least = least_ns.max(8.0 * 1.4826 * usual);
     let mut steps = Vec::new();
@@ -266,6 +277,8 @@ fn find_steps(passed: &[f64], offsets: &[f64], least_ns: f64) -> Vec<Step> {
         if let Some(&(next, back)) = steps.get(i + 1)
             && next == at + 1
             && (size + back).abs() < 0.2 * size.abs()
+            // A reading is late by no more than the time until the next one.
+            && size.abs() <= lengths[at] + lengths[next]
         {
             i += 2;
             continue;
@@ -326,7 +339,7 @@ impl Line {
 
 /// The bend that leaves least spread, if it is a bend: both sides straight and the one line clearly worse.
 fn find_bend(x: &[f64], y: &[f64], one: &Line) -> Option<(usize, Line, Line)> {
-    const LEAST: usize = 4;
+    const LEAST: usize = 3;
     if x.len() < 2 * LEAST || one.spread < 1000.0 {
         return None;
     }

@@ -264,6 +264,13 @@ pub fn reset(
     if now >= last {
         return None;
     }
+    if !was_positive
+        && let Some(interval) = interval_ns
+        && counted_on(now.wrapping_sub(last), interval, rate)
+    {
+        // From below zero through it.
+        return None;
+    }
     let since_ns = rate.map(|rate| rate.ticks_to_ns(now));
     let near_zero = match (since_ns, interval_ns) {
         (Some(since), Some(interval)) => since <= interval * 2 + PERIOD_NS || now < last / 8,
@@ -279,6 +286,19 @@ pub fn reset(
         now_signed,
         since_ns,
     })
+}
+
+/// Whether a counter can have counted so far in the time, at its rate or at any that a TSC may have.
+fn counted_on(ticks: u64, interval_ns: u128, rate: Option<Frequency>) -> bool {
+    let (slowest, fastest) = match rate {
+        Some(rate) => (rate.hz() / 2.0, rate.hz() * 2.0),
+        None => (
+            real(i128::from(SLOWEST_HZ)) / 2.0,
+            real(i128::from(FASTEST_HZ)),
+        ),
+    };
+    let passed_s = to_seconds(interval_ns);
+    (passed_s * slowest..=passed_s * fastest).contains(&real(i128::from(ticks)))
 }
 
 /// The rate of a counter that started with the machine: its value over the uptime. Right only for such a counter.

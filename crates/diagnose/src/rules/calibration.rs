@@ -4,7 +4,7 @@ use super::Facts;
 use super::facts::{BootFacts, log_line};
 use super::watchdog::in_boot;
 use crate::code::Code;
-use crate::evidence::{Calibration, ClockEvent, Outcome, UnstableReason};
+use crate::evidence::{Calibration, ClockEvent, DelayLoopSource, Outcome, UnstableReason};
 use crate::finding::Finding;
 
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
@@ -64,7 +64,21 @@ fn failed(boot: &BootFacts<'_>) -> Option<Finding> {
             .then_some(())
         })
         .is_some();
-    if failures.is_empty() || (succeeded && !gave_up) || !(gave_up || nothing_left) {
+    // With a frequency the boot CPU takes its loop from it; a loop that was measured shows that there was none.
+    let loop_measured = boot
+        .first(|event| {
+            matches!(
+                event,
+                ClockEvent::DelayLoop {
+                    source: DelayLoopSource::Measured,
+                    ..
+                }
+            )
+            .then_some(())
+        })
+        .is_some();
+    if failures.is_empty() || (succeeded && !gave_up) || !(gave_up || nothing_left || loop_measured)
+    {
         return None;
     }
     let mut finding = Finding::new(

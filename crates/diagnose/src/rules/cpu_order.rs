@@ -18,7 +18,7 @@ const CLOCKS: [Column; 8] = [
     Column::Tsc,
 ];
 
-/// More than this is no skew between CPUs, in ns.
+/// More than this is no skew between CPUs, in ns (in cycles where no rate is known).
 const LARGEST_SKEW_NS: f64 = 1e9;
 
 pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
@@ -70,15 +70,18 @@ fn in_samples(facts: &Facts<'_>) -> Option<Finding> {
     let samples = facts.evidence.samples.seen()?;
     for clock in CLOCKS {
         let ns_per_unit = if clock == Column::Tsc {
-            match facts.tsc() {
-                Some(rate) => 1e9 / rate.frequency.hz(),
-                None => continue,
-            }
+            facts.tsc().map(|rate| 1e9 / rate.frequency.hz())
         } else {
-            1.0
+            Some(1.0)
         };
-        let Some(found) = backwards(samples, clock, ns_per_unit) else {
+        let Some(found) = backwards(samples, clock, ns_per_unit.unwrap_or(1.0)) else {
             continue;
+        };
+        // No figure in ns where nothing tells the counter's rate.
+        let unit = if ns_per_unit.is_some() {
+            "ns"
+        } else {
+            "cycles"
         };
         if found.across == 0 || found.same_cpu > 0 || found.largest_ns > LARGEST_SKEW_NS {
             continue;
@@ -95,14 +98,14 @@ fn in_samples(facts: &Facts<'_>) -> Option<Finding> {
             Finding::new(
                 Code::CrossVcpuBackwards,
                 format!(
-                    "{} goes back by up to {:.0} ns, only between readings on different vCPUs",
+                    "{} goes back by up to {:.0} {unit}, only between readings on different vCPUs",
                     clock.name(),
                     found.largest_ns
                 ),
             )
             .seen(
                 format!(
-                    "{} steps back between vCPUs, from {:.0} to {:.0} ns; none on one vCPU; {} equal neighbours",
+                    "{} steps back between vCPUs, from {:.0} to {:.0} {unit}; none on one vCPU; {} equal neighbours",
                     found.across,
                     found.smallest_ns,
                     found.largest_ns,
@@ -111,8 +114,8 @@ fn in_samples(facts: &Facts<'_>) -> Option<Finding> {
                 "samples.csv",
             )
             .because(cause())
-            .real("max_backward_ns", found.largest_ns)
-            .real("min_backward_ns", found.smallest_ns)
+            .real_if("max_backward_ns", ns_per_unit.map(|_| found.largest_ns))
+            .real_if("min_backward_ns", ns_per_unit.map(|_| found.smallest_ns))
             .count("same_cpu_backwards", 0),
         );
     }

@@ -170,25 +170,35 @@ impl<'a> BootFacts<'a> {
             what: format!("the fixed rate of {name}"),
             source: "by definition".to_owned(),
         });
-        fixed.or_else(|| {
-            self.events.iter().find_map(|logged| match &logged.event {
-                ClockEvent::Registered {
-                    name: registered,
-                    max_cycles,
-                    max_idle_ns,
-                    ..
-                } if registered == name => Some(Declared {
-                    frequency: registration::frequency(*max_cycles, *max_idle_ns)?,
-                    what: format!("the registered rate of {name}"),
-                    source: log_line(logged.line),
-                }),
-                ClockEvent::HpetFrequency { hz } if name == "hpet" => Some(Declared {
-                    frequency: Frequency::from_hz(*hz)?,
-                    what: "the HPET's own line".to_owned(),
-                    source: log_line(logged.line),
-                }),
-                _ => None,
-            })
+        // Both count the same tick; a log that was cut may hold the line of either.
+        let other = match name {
+            "jiffies" => "refined-jiffies",
+            "refined-jiffies" => "jiffies",
+            _ => name,
+        };
+        fixed
+            .or_else(|| self.registered(name))
+            .or_else(|| self.registered(other).filter(|_| other != name))
+    }
+
+    fn registered(&self, name: &str) -> Option<Declared> {
+        self.events.iter().find_map(|logged| match &logged.event {
+            ClockEvent::Registered {
+                name: registered,
+                max_cycles,
+                max_idle_ns,
+                ..
+            } if registered == name => Some(Declared {
+                frequency: registration::frequency(*max_cycles, *max_idle_ns)?,
+                what: format!("the registered rate of {name}"),
+                source: log_line(logged.line),
+            }),
+            ClockEvent::HpetFrequency { hz } if name == "hpet" => Some(Declared {
+                frequency: Frequency::from_hz(*hz)?,
+                what: "the HPET's own line".to_owned(),
+                source: log_line(logged.line),
+            }),
+            _ => None,
         })
     }
 

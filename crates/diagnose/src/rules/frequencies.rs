@@ -219,11 +219,17 @@ fn by_page(facts: &Facts<'_>) -> Option<Contradiction> {
 /// The counter against another timer of the guest.
 fn by_samples(facts: &Facts<'_>) -> Option<Contradiction> {
     let samples = facts.evidence.samples.seen()?;
-    let (hpet, ticks) = super::rates::paired(samples, Column::HpetNs, Column::Tsc)?;
-    let measured = overall_rate(&hpet, &ticks)?;
+    let timers = [
+        (Column::HpetNs, "the counter against the HPET"),
+        (Column::CounterNs, "the counter against the Hyper-V counter"),
+    ];
+    let (frequency, what) = timers.into_iter().find_map(|(timer, what)| {
+        let (ns, ticks) = super::rates::paired(samples, timer, Column::Tsc)?;
+        Some((overall_rate(&ns, &ticks)?, what))
+    })?;
     let measured = Declared {
-        frequency: measured,
-        what: "the counter against the HPET".to_owned(),
+        frequency,
+        what: what.to_owned(),
         source: "samples.csv".to_owned(),
     };
     if let Some(declared) = facts.tsc() {

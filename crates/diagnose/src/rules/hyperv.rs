@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::code::Code;
-use crate::evidence::{Column, MsrAccess, ReferencePage};
+use crate::evidence::{Column, MsrAccess, ReferencePage, Samples};
 use crate::finding::Finding;
 use crate::forensics::{real, reference_page, seconds};
 
@@ -123,6 +123,7 @@ fn apart(facts: &Facts<'_>) -> Vec<Finding> {
     let pages = facts.evidence.reference_page.seen();
     let page = pages.and_then(|pages| pages.last());
     let by_column = super::rates::paired(samples, Column::CounterNs, Column::PageNs)
+        .or_else(|| one_row(samples))
         .map(|(counter, page)| (counter, page, "page_ns against counter_ns"));
     let computed = || {
         let page = page.filter(|page| reference_page::is_valid(page))?;
@@ -174,6 +175,18 @@ fn apart(facts: &Facts<'_>) -> Vec<Finding> {
     ];
     findings.extend(stale_captures(facts, Some(last)));
     findings
+}
+
+/// The only row that holds both counter and page: one instant is enough to compare them.
+fn one_row(samples: &Samples) -> Option<(Vec<i128>, Vec<i128>)> {
+    let counter = samples.columns.get(&Column::CounterNs)?;
+    let page = samples.columns.get(&Column::PageNs)?;
+    let mut both = counter
+        .iter()
+        .zip(page)
+        .filter_map(|(c, p)| Some(((*c)?, (*p)?)));
+    let (counter, page) = both.next()?;
+    both.next().is_none().then(|| (vec![counter], vec![page]))
 }
 
 /// A valid page whose values did not change although they had to.

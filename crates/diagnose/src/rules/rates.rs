@@ -4,6 +4,7 @@ use super::Facts;
 use crate::code::Code;
 use crate::evidence::{Column, Samples};
 use crate::finding::Finding;
+use crate::forensics::quantised::truncation;
 use crate::forensics::series::{Comparison, Rate};
 use crate::forensics::{Frequency, real, registration, seconds};
 
@@ -106,10 +107,21 @@ fn paused(facts: &Facts<'_>, samples: &Samples) -> Option<Finding> {
     let (clock, comparison) = clocks
         .into_iter()
         .find_map(|clock| Some((clock, compare(samples, outside, clock, tsc, LEAST_STEP_NS)?)))?;
+    // A time that lost its upper bits did not stop.
+    let (outside_ns, clock_ns) = paired(samples, outside, clock)?;
+    let truncated = |at: usize| {
+        clock != Column::Tsc
+            && truncation(
+                clock_ns[at - 1],
+                clock_ns[at],
+                Some(outside_ns[at] - outside_ns[at - 1]),
+            )
+            .is_some()
+    };
     let lost: Vec<_> = comparison
         .steps
         .iter()
-        .filter(|step| step.size_ns < 0.0)
+        .filter(|step| step.size_ns < 0.0 && !truncated(step.at))
         .collect();
     if lost.is_empty() || comparison.bend.is_some() || comparison.net_step_ns() >= 0.0 {
         return None;

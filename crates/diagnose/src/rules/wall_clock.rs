@@ -151,6 +151,9 @@ fn steps(facts: &Facts<'_>, samples: &Samples) -> Option<Steps> {
             against: base,
         });
     }
+    if let Some(two) = two_rows(samples) {
+        return Some(two);
+    }
     // Only clocks outside: a wall clock that gains was stepped; one that loses was so only where it went back.
     let outside = super::rates::outside(samples)?;
     let comparison = compare(samples, outside, Column::RealtimeNs, None, LEAST_STEP_NS)?;
@@ -165,6 +168,30 @@ fn steps(facts: &Facts<'_>, samples: &Samples) -> Option<Steps> {
         times_ns: comparison.x_ns,
         against: outside,
     })
+}
+
+/// Two rows that hold realtime and a clock that the kernel advances with it: whatever they part by is a step.
+fn two_rows(samples: &Samples) -> Option<Steps> {
+    [Column::BoottimeNs, Column::MonotonicNs]
+        .into_iter()
+        .find_map(|base| {
+            let (times_ns, real_times) = paired(samples, base, Column::RealtimeNs)?;
+            let [first, last] = times_ns[..] else {
+                return None;
+            };
+            let moved = real_times[1].checked_sub(real_times[0])?;
+            let size_ns = real(moved.checked_sub(last.checked_sub(first)?)?);
+            let steps = if size_ns.abs() >= LEAST_STEP_NS {
+                vec![Step { at: 1, size_ns }]
+            } else {
+                Vec::new()
+            };
+            Some(Steps {
+                steps,
+                times_ns,
+                against: base,
+            })
+        })
 }
 
 /// The clock outside at the rows that realtime and `base` share, if it is there for all of them.

@@ -10,6 +10,7 @@ mod properties;
 mod rates;
 mod readings;
 mod series;
+mod sparse;
 mod verdict;
 mod wall_clock;
 mod watchdog;

@@ -51,8 +51,8 @@ fn small(folder: &Path, name: &str) -> String {
         text = text.replace(from, to);
     }
     let path = folder.join(format!("{name}.toml"));
-    fs::write(&path, text).unwrap();
-    path.to_str().unwrap().to_owned()
+    fs::write(&path, text).expect("the folder is ours");
+    path.to_str().expect("the path is text").to_owned()
 }
 
 fn validator(name: &str) -> jsonschema::Validator {
@@ -60,8 +60,9 @@ fn validator(name: &str) -> jsonschema::Validator {
         "{}/../../schemas/sim-{name}-1.json",
         env!("CARGO_MANIFEST_DIR")
     );
-    let schema: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
-    jsonschema::validator_for(&schema).unwrap()
+    let schema: Value =
+        serde_json::from_str(&fs::read_to_string(path).expect("it is kept")).expect("it is JSON");
+    jsonschema::validator_for(&schema).expect("it is a schema")
 }
 
 /// `show` prints a file that runs; it prints a table for people and a document by the kept schema; the same bytes each time and with any number of

@@ -1,5 +1,5 @@
 //! `chronovisor lab` on stock KVM: an emulated machine with SVM, booted by `scripts/nested`. Takes a minute, and a static build of
-//! the program the first time, so it runs only when asked for: `cargo test -p chronovisor --test lab_nested -- --ignored`.
+//! the program the first time, so it runs only when named (`test = false` in Cargo.toml): `cargo test -p chronovisor --test lab_nested`.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::process::Command;
@@ -8,7 +8,6 @@ use serde_json::Value;
 
 /// Everything runs there, in both rings; the raw counter really jumps, and no clock of ours goes back.
 #[test]
-#[ignore = "boots an emulated machine"]
 fn every_experiment_runs_on_stock_kvm() {
     const NOT_POSSIBLE: i32 = 4;
     let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/nested"))

@@ -7,13 +7,15 @@ use std::time::Instant;
 
 use chronovisor_abi::apic::{DivideConfiguration, LvtTimer, TimerMode};
 use chronovisor_abi::msr::Msr;
+use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::quantity::{Hertz, Nanos, Reading, RefTime, Tsc, TscDelta};
-use chronovisor_abi::synthetic_timer::Config;
+use chronovisor_abi::reference_tsc::ReferenceTscPage;
+use chronovisor_abi::synthetic_timer::{Config, MessagePage};
 use chronovisor_host::apic::{
     DeadlineMode, LocalTimer, LostTicks, MinimumPeriod, Place, PreemptionTimer, Rates, Settings,
     SoftwareTimer, TimerRegister, Wakeups,
 };
-use chronovisor_host::guest_memory::NoMemory;
+use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
 use chronovisor_host::synthetic_timer::{self as synthetic, Presence, VcpuTimers};
 
 const BATCHES: u32 = 500;
@@ -133,32 +135,75 @@ fn apic_reads_and_expiries() {
     }
 }
 
-fn synthetic(config: Config) -> VcpuTimers {
+/// Guest memory that is one message page.
+struct Memory(MessagePage);
+
+impl GuestMemory for Memory {
+    fn pvclock_record(&self, _address: GuestAddress) -> Option<&Record> {
+        None
+    }
+
+    fn wall_clock_record(&self, _address: GuestAddress) -> Option<&WallClockRecord> {
+        None
+    }
+
+    fn reference_tsc_page(&self, _address: GuestAddress) -> Option<&ReferenceTscPage> {
+        None
+    }
+
+    fn message_page(&self, _address: GuestAddress) -> Option<&MessagePage> {
+        Some(&self.0)
+    }
+}
+
+/// The synthetic source of the timers that tell by message.
+const SOURCE: u8 = 2;
+
+fn synthetic(config: Config, memory: &Memory) -> VcpuTimers {
     let mut timers = VcpuTimers::new(synthetic::Settings::DEFAULT);
     for (msr, value) in [
+        (Msr::HV_SCONTROL, 1),
+        (Msr::HV_SIMP, 0x7001),
+        (Msr(Msr::HV_SINT0.0 + u32::from(SOURCE)), 0x60),
         (Msr::HV_STIMER0_CONFIG, config.with(Config::AUTO_ENABLE).0),
         (Msr::HV_STIMER0_COUNT, 10_000),
     ] {
         let _ = timers
-            .write(msr, value, RefTime::ZERO, &NoMemory)
+            .write(msr, value, RefTime::ZERO, memory)
             .expect("possible values");
     }
     timers
 }
 
 fn synthetic_timers() {
-    let (mut timers, mut now) = (synthetic(Config::for_vector(0xed)), RefTime::ZERO);
-    cheapest("synthetic: write count", || {
-        now = now.saturating_add(RefTime::from_100ns(77));
-        let due = black_box(now.as_100ns() + 10_000);
-        let _ = black_box(timers.write(Msr::HV_STIMER0_COUNT, due, black_box(now), &NoMemory));
-    });
-    let periodic = Config::for_vector(0xed).with(Config::PERIODIC);
-    let (mut timers, mut now) = (synthetic(periodic), RefTime::ZERO);
-    cheapest("synthetic: expiry, direct", || {
-        now = now.saturating_add(RefTime::from_100ns(10_000));
-        let _ = black_box(timers.expire(black_box(now), &NoMemory));
-    });
+    let memory = Memory(MessagePage::new());
+    for (what, config) in [
+        ("synthetic: write count, direct", Config::for_vector(0xed)),
+        (
+            "synthetic: write count, message",
+            Config::for_source(SOURCE),
+        ),
+    ] {
+        let (mut timers, mut now) = (synthetic(config, &memory), RefTime::ZERO);
+        cheapest(what, || {
+            now = now.saturating_add(RefTime::from_100ns(77));
+            let due = black_box(now.as_100ns() + 10_000);
+            let _ = black_box(timers.write(Msr::HV_STIMER0_COUNT, due, black_box(now), &memory));
+        });
+    }
+    for (what, config) in [
+        ("synthetic: expiry, direct", Config::for_vector(0xed)),
+        ("synthetic: expiry, message", Config::for_source(SOURCE)),
+    ] {
+        let config = config.with(Config::PERIODIC);
+        let (mut timers, mut now) = (synthetic(config, &memory), RefTime::ZERO);
+        cheapest(what, || {
+            now = now.saturating_add(RefTime::from_100ns(10_000));
+            let _ = black_box(timers.expire(black_box(now), &memory));
+            black_box(memory.0.slot(SOURCE).take());
+        });
+    }
+    let timers = synthetic(Config::for_vector(0xed), &memory);
     cheapest("synthetic: next due", || {
         black_box(black_box(&timers).next_due(Presence::Present));
     });

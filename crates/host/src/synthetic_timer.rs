@@ -77,7 +77,7 @@ pub struct Settings {
     pub punctual: LostTicks,
     /// Late ticks of a periodic timer with the lazy flag.
     pub lazy: LostTicks,
-    /// The shortest distance of two signals of one periodic timer.
+    /// The shortest period of one periodic timer's signals, in 100 ns; a late signal may stand closer to the next one, which is on the grid.
     pub minimum_period: RefTime,
 }
 

@@ -48,6 +48,7 @@ impl LocalTimer {
     }
 
     /// The guest's TSC or its bus runs at other rates from `now` on: the count keeps its value and its fraction.
+    /// Ticks that a catch-up still owes are counted as lost.
     pub fn set_rates(&mut self, rates: Rates, now: Tsc) -> Effects {
         let mut effects = self.expire(now);
         effects.lost = effects.lost.saturating_add(self.drop_backlog());

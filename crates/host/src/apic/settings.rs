@@ -14,7 +14,8 @@ pub enum DeadlineMode {
     Absent,
 }
 
-/// The shortest distance of two interrupts of a periodic timer, so that a guest cannot keep its host busy with interrupts.
+/// The shortest period of a periodic timer's interrupts, so that a guest cannot keep its host busy with them. An interrupt that comes late may
+/// stand closer to the next one, which is on the grid.
 ///
 /// A faster periodic timer keeps its count and its grid; one interrupt then stands for as many periods as are needed, and the write that
 /// set it up reports how many. One-shot and deadline timers are bounded by one expiry a write and are not touched.

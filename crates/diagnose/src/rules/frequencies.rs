@@ -41,6 +41,7 @@ pub(super) fn find(facts: &Facts<'_>) -> Vec<Finding> {
         .into_iter()
         .chain(by_page(facts))
         .chain(by_samples(facts))
+        .chain(by_clock(facts))
         .filter(|found| found.ppm().abs() > LIMIT_PPM)
         .max_by(|a, b| a.ppm().abs().total_cmp(&b.ppm().abs()));
     if let Some(worst) = measured {
@@ -251,6 +252,43 @@ fn by_samples(facts: &Facts<'_>) -> Option<Contradiction> {
     })
 }
 
+/// A clock that the kernel counts from the TSC at the declared rate, against the HPET: where the counter itself was not read.
+fn by_clock(facts: &Facts<'_>) -> Option<Contradiction> {
+    let samples = facts.evidence.samples.seen()?;
+    let (clocksource, _) = facts.clocksource()?;
+    if !matches!(clocksource.as_str(), "tsc" | "tsc-early")
+        || samples.columns.contains_key(&Column::Tsc)
+    {
+        return None;
+    }
+    // The monotonic clock is disciplined, by up to as much as makes a contradiction; the raw one is not.
+    let (clock, hpet, readings) = [Column::MonotonicRawNs, Column::MonotonicNs]
+        .into_iter()
+        .find_map(|clock| {
+            let (hpet, readings) = super::rates::paired(samples, Column::HpetNs, clock)?;
+            Some((clock, hpet, readings))
+        })?;
+    let per_second = overall_rate(&hpet, &readings)?;
+    let off = per_second
+        .ppm_over(Frequency::from_hz(1_000_000_000)?)
+        .abs();
+    if clock == Column::MonotonicNs && off <= 2.0 * LIMIT_PPM {
+        return None;
+    }
+    let declared = facts.tsc()?;
+    let scaled = u128::from(declared.frequency.microhertz())
+        .checked_mul(u128::from(per_second.microhertz()))?
+        / 1_000_000_000_000_000;
+    Some(Contradiction {
+        declared: declared.clone(),
+        measured: Declared {
+            frequency: Frequency::from_microhertz(scaled)?,
+            what: format!("{} against the HPET", clock.name()),
+            source: "samples.csv".to_owned(),
+        },
+    })
+}
+
 /// Ticks per ns over the whole series, if the two run straight against each other.
 fn overall_rate(ns: &[i128], ticks: &[i128]) -> Option<Frequency> {
     let passed = ns.last()?.checked_sub(*ns.first()?)?;
@@ -259,6 +297,10 @@ fn overall_rate(ns: &[i128], ticks: &[i128]) -> Option<Frequency> {
         u64::try_from(counted).ok()?,
         u128::try_from(passed).ok().filter(|ns| *ns > 0)?,
     )?;
+    if ns.len() == 2 {
+        // Two timers of one guest stop together, if at all.
+        return Some(rate);
+    }
     let as_ns: Option<Vec<i128>> = ticks
         .iter()
         .map(|tick| {

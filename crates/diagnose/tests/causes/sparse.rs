@@ -165,6 +165,56 @@ fn the_hyper_v_counter_is_another_timer_of_the_guest() {
 }
 
 #[test]
+fn a_clock_that_is_counted_from_the_tsc_stands_for_it_against_the_hpet() {
+    let source = "sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let log = "tsc: Detected 1000.000 MHz processor\n";
+    let diagnose = |samples: &str, clocksource: &str| {
+        of(&[
+            ("samples.csv", samples),
+            ("dmesg", log),
+            (source, clocksource),
+        ])
+    };
+    for samples in [
+        series(
+            20,
+            SECOND,
+            &[("hpet_ns", &|t| t), ("monotonic_ns", &|t| t * 28 / 10)],
+        ),
+        "hpet_ns,tsc\n0,0\n10000000000,28000000000\n".to_owned(),
+    ] {
+        let diagnosis = diagnose(&samples, "tsc\n");
+        for (name, value) in [
+            ("declared_hz", 1e9),
+            ("measured_hz", 2.8e9),
+            ("ratio", 1.0 / 2.8),
+        ] {
+            close(
+                figure(&diagnosis, Code::FrequencySourcesDisagree, name),
+                value,
+                1e-6,
+            );
+        }
+    }
+    // A discipline of 500 ppm, and a clock that is not counted from the TSC.
+    let slewed = series(
+        20,
+        SECOND,
+        &[("hpet_ns", &|t| t), ("monotonic_ns", &|t| t + t / 2000)],
+    );
+    silent(&diagnose(&slewed, "tsc\n"), Code::FrequencySourcesDisagree);
+    let other = series(
+        20,
+        SECOND,
+        &[("hpet_ns", &|t| t), ("monotonic_ns", &|t| t * 28 / 10)],
+    );
+    silent(
+        &diagnose(&other, "kvm-clock\n"),
+        Code::FrequencySourcesDisagree,
+    );
+}
+
+#[test]
 fn a_counter_below_zero_may_count_through_it() {
     let check = |last: &str, now: &str| {
         of_log(&format!(

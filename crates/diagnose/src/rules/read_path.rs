@@ -24,6 +24,7 @@ fn split(row: &ReadCost) -> (&str, Option<&str>) {
 
 /// Clocks that no user-space read serves, on any kernel or on older ones: no witness.
 fn is_witness(clock: &str) -> bool {
+    let clock = clock.to_ascii_lowercase();
     !["coarse", "cputime", "alarm", "boottime", "raw", "tai"]
         .iter()
         .any(|word| clock.contains(word))

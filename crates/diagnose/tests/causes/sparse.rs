@@ -293,3 +293,19 @@ fn the_dear_state_of_a_clock_is_the_slow_one_in_any_order() {
         assert_eq!(diagnosis.verdict, Verdict::Fault);
     }
 }
+
+#[test]
+fn a_clock_that_old_kernels_never_read_in_user_space_is_no_witness_in_any_spelling() {
+    let source = "sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let verdict = |clock: &str| {
+        let costs = format!("clock,ns_per_read,path\n{clock},150,vdso\n{clock},150,syscall\n");
+        has(
+            &of(&[(source, "tsc\n"), ("cost.csv", &costs)]),
+            Code::VdsoFallback,
+        )
+    };
+    assert!(verdict("CLOCK_MONOTONIC") && verdict("monotonic"));
+    for clock in ["CLOCK_MONOTONIC_RAW", "CLOCK_BOOTTIME", "monotonic_raw"] {
+        assert!(!verdict(clock), "{clock}");
+    }
+}

@@ -12,11 +12,11 @@
 //!
 //! # Practice
 //!
-//! A scenario reads through [`Checks::read`] and tells [`Checks`] of every change of rate and every move, from the hosts' true parameters.
+//! A scenario reads through `Checks::read` and tells it of every change of rate and every move, from the hosts' true parameters.
 //!
 //! # Migration
 //!
-//! See [`Checks::moved`].
+//! `Checks::moved` tells of one: the next reading of each clock is the first after it.
 //!
 //! # Caveats
 //!

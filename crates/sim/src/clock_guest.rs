@@ -7,7 +7,7 @@
 //!
 //! # Practice
 //!
-//! [`Guest::read`] reads one clock on one vCPU. A counter register that answers "not before" is asked again once the counter is there.
+//! [`Guest::run_on`] puts the guest on a vCPU at a counter value; [`Guest::pvclock`], [`Guest::reference`], [`Guest::counter`] and [`Guest::vmclock`] read there. A counter register that answers "not before" is asked again once the counter is there.
 //!
 //! # Migration
 //!

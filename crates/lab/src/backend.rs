@@ -7,6 +7,8 @@ use kvm_ioctls::{Cap, Kvm};
 
 use crate::LabError;
 
+const API_VERSION: i32 = 12;
+
 /// The kernel module behind /dev/kvm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -72,6 +74,10 @@ impl Backend {
                 _ => LabError::Open(error),
             }
         })?;
+        // Something else at that path, or a KVM of before 2007.
+        if kvm.get_api_version() != API_VERSION {
+            return Err(LabError::NoKvm);
+        }
         for (capability, name) in [
             (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
             (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),

@@ -204,7 +204,7 @@ impl Table {
                 "sched_clock at its first read".to_owned(),
                 Ok(us),
                 "us",
-                Some(0.0),
+                None,
             );
         }
         for ratio in &report.ratios {

@@ -87,6 +87,18 @@ pub struct WallClock {
     pub reference: Option<String>,
 }
 
+/// A CPUID signature with the name that people know it by.
+fn interface(signature: &str) -> String {
+    let name = match signature.trim_end_matches('\0') {
+        "KVMKVMKVM" => "KVM",
+        "Microsoft Hv" => "Hyper-V",
+        "XenVMMXenVMM" => "Xen",
+        "VMwareVMware" => "VMware",
+        other => return other.to_owned(),
+    };
+    format!("{name} ({})", signature.trim_end_matches('\0'))
+}
+
 impl Machine {
     /// The machine, as far as the evidence shows it.
     #[must_use]
@@ -97,7 +109,7 @@ impl Machine {
         let mut hypervisors: Vec<String> = identity
             .into_iter()
             .flat_map(|identity| &identity.hypervisors)
-            .map(|base| format!("{} at {:#x}", base.signature, base.base))
+            .map(|base| format!("{} at {:#x}", interface(&base.signature), base.base))
             .collect();
         if hypervisors.is_empty() {
             hypervisors.extend(timeline::hypervisor(facts.current_boot()));

@@ -21,3 +21,8 @@ pub mod timeline;
 pub mod watch;
 pub mod world;
 pub mod world_time;
+
+/// The examples of the project's README, run as tests: this crate links both halves.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ProjectReadme;

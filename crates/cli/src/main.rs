@@ -37,8 +37,9 @@ const EXAMPLES: &str = "\
 Examples:
   chronovisor                        check this machine's clocks
   dmesg | chronovisor check --from - diagnose a log from anywhere
-  chronovisor lab clocks             measure each clock inside a real guest on /dev/kvm
-  chronovisor sim lapic-spikes       a 1 ms timer under our policies and five historical ones, in virtual time
+  chronovisor bench --threads 1,2    what one read of each clock costs
+  chronovisor lab clocks             the same inside a real guest on /dev/kvm
+  chronovisor sim lapic-spikes       a 1 ms timer, ours and historical ones, in virtual time
 
 Exit codes:
   0  done (no fault found, or inconclusive)   3  a fault was found

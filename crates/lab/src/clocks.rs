@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
@@ -20,6 +20,9 @@ pub const BUS: Hertz = match Hertz::from_hz(1_000_000_000) {
     Some(rate) => rate,
     None => panic!("1 GHz is not zero"),
 };
+
+/// How long a read of the counter may have to wait before it is refused: a vCPU thread must not be lost in it.
+const MOST_WAIT: Duration = Duration::from_millis(100);
 
 /// The clock registers of one guest.
 pub struct Clocks {
@@ -106,6 +109,7 @@ impl Clocks {
     ///
     /// [`Refused`] raises #GP in the guest.
     pub fn access(&self, vcpu: u32, msr: Msr, access: Access) -> Result<(u64, Effect), Refused> {
+        let deadline = Instant::now() + MOST_WAIT;
         loop {
             let now = self.guest_tsc();
             // In a statement of its own: the lock must not be held while this vCPU waits.
@@ -119,8 +123,12 @@ impl Clocks {
                     let run_time = self.start.elapsed().as_nanos() / 100;
                     return Ok((u64::try_from(run_time).unwrap_or(u64::MAX), Effect::None));
                 }
+                // Less than 100 ns away, if counter and clock are what they should be.
                 Answer::NotBefore(tsc) => {
                     while self.guest_tsc().is_before(tsc) {
+                        if Instant::now() > deadline {
+                            return Err(Refused);
+                        }
                         std::hint::spin_loop();
                     }
                 }

@@ -1,3 +1,4 @@
 //! How results look to a person.
 
 pub(crate) mod check;
+pub(crate) mod table;

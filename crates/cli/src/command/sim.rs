@@ -133,7 +133,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Exit> {
 }
 
 fn list() -> anyhow::Result<Exit> {
-    let mut table = table::table(&["scenario", "what it shows"], 2);
+    let mut table = crate::render::table::table(&["scenario", "what it shows"], 2);
     for builtin in BUILTIN {
         table.add_row([builtin.name, builtin.about]);
     }

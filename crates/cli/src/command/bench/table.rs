@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 
 use super::clock::Path;
 use super::document::{Document, Row};
 use super::published::SeedRow;
+use crate::render::table::table;
 
 /// The whole answer as text.
 pub(super) fn render(document: &Document) -> String {
@@ -117,16 +117,6 @@ fn published(text: &mut String, rows: &[SeedRow]) -> std::fmt::Result {
         writeln!(text, "{}", line.trim_end())?;
     }
     Ok(())
-}
-
-/// A table whose columns from `numbers` on are aligned right.
-fn table(header: &[&str], numbers: usize) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
-    for column in table.column_iter_mut().skip(numbers) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 const fn path(path: Path) -> &'static str {

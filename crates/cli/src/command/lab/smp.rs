@@ -3,8 +3,6 @@
 use std::fmt::Write;
 
 use chronovisor_lab::experiment::smp::{self, Options, Report};
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -12,6 +10,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
+use crate::render::table::table;
 
 /// How long CPUs take to come up when each calibrates its delay loop, copies it from a sibling, or is handed it
 #[derive(clap::Args)]
@@ -76,15 +75,15 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "{}; {}; guest tick {} Hz\n",
         provenance.backend, provenance.cpu, report.hz
     );
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+    let header = [
         "method",
         "vCPUs",
         "NUMA nodes",
         "ms",
         "ms per CPU",
         "worst lpj error, ppm",
-    ]);
+    ];
+    let mut table = table(&header, 1);
     for row in &report.rows {
         table.add_row([
             row.method.to_owned(),
@@ -94,11 +93,6 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             format!("{:.2}", row.ms_per_cpu),
             format!("{:.1}", row.worst_lpj_error_ppm),
         ]);
-    }
-    for column in 1..=5 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     let _ = writeln!(text, "{table}\n\nPublished:");
     for seed in report.seed_rows {

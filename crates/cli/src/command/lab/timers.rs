@@ -3,8 +3,6 @@
 use std::fmt::Write;
 
 use chronovisor_lab::experiment::timers::{self, Load, Options, Policy, Report};
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -12,6 +10,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
+use crate::render::table::table;
 
 /// 1 ms ticks of local APIC timers: KVM's in-kernel APIC and ours in user space, each mode
 #[derive(clap::Args)]
@@ -91,8 +90,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "{}; {}; ticks of {:.0} us\n",
         provenance.backend, provenance.cpu, report.period_us
     );
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+    let header = [
         "APIC",
         "timer",
         "policy",
@@ -104,7 +102,8 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "deviation",
         "p99",
         "lost",
-    ]);
+    ];
+    let mut table = table(&header, 4);
     for row in &report.rows {
         table.add_row([
             row.apic.to_owned(),
@@ -123,11 +122,6 @@ fn render(provenance: &Provenance, report: &Report) -> String {
                 .map_or_else(String::new, |p99| format!("{p99:.1}")),
             row.lost.map_or_else(String::new, |lost| lost.to_string()),
         ]);
-    }
-    for column in 4..=10 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     let _ = writeln!(text, "{table}\n\nPublished:");
     for seed in report.seed_rows {

@@ -3,7 +3,8 @@
 use chronovisor_sim::scenario::clock_update::ClockUpdate;
 
 use super::document::Document;
-use super::table::{Render, table};
+use super::table::Render;
+use crate::render::table::table;
 
 impl Render for ClockUpdate {
     fn tables(document: &Document<Self>) -> String {

@@ -3,8 +3,9 @@
 use chronovisor_sim::scenario::guard_scaling::{GuardScaling, Row};
 
 use super::document::Document;
-use super::table::{Render, table};
+use super::table::Render;
 use super::threads::Comparison;
+use crate::render::table::table;
 
 impl Render for GuardScaling {
     fn tables(document: &Document<Self>) -> String {

@@ -4,7 +4,8 @@ use chronovisor_sim::scenario::lapic_spikes::{LapicSpikes, Row, SeedRow, TimerMo
 use comfy_table::Table;
 
 use super::document::Document;
-use super::table::{Render, table};
+use super::table::Render;
+use crate::render::table::table;
 
 impl Render for LapicSpikes {
     fn tables(document: &Document<Self>) -> String {

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use chronovisor_sim::scenario::migration::{Migration, Policy};
 
 use super::document::Document;
-use super::table::{Render, table};
+use super::table::Render;
+use crate::render::table::table;
 
 impl Render for Migration {
     fn tables(document: &Document<Self>) -> String {

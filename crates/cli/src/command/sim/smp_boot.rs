@@ -3,7 +3,8 @@
 use chronovisor_sim::scenario::smp_boot::{Row, SeedRow, SmpBoot};
 
 use super::document::Document;
-use super::table::{Render, table};
+use super::table::Render;
+use crate::render::table::table;
 
 impl Render for SmpBoot {
     fn tables(document: &Document<Self>) -> String {

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 
 use chronovisor_sim::scenario::Scenario;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 
 use super::document::Document;
 
@@ -25,14 +23,4 @@ pub(super) fn render<S: Render>(document: &Document<S>) -> String {
     }
     text.push('\n');
     text
-}
-
-/// A table whose columns from `numbers` on are aligned right.
-pub(super) fn table(header: &[&str], numbers: usize) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header(header);
-    for column in table.column_iter_mut().skip(numbers) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

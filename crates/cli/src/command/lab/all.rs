@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use chronovisor_lab::experiment::all::{self, Line, Report, Size};
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +13,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
+use crate::render::table::table;
 
 /// Every experiment in one run, and one table beside the published figures
 #[derive(clap::Args)]
@@ -116,15 +116,8 @@ fn render(provenance: &Provenance, report: &Report) -> String {
     let mut text = String::new();
     // Writing into a string cannot fail.
     let _ = writeln!(text, "{}; {}\n", provenance.backend, provenance.cpu);
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
-        "",
-        "what",
-        "measured",
-        "unit",
-        "published",
-        "backend",
-    ]);
+    let header = ["", "what", "measured", "unit", "published", "backend"];
+    let mut table = table(&header, 6);
     let mut notes = Vec::new();
     for row in &report.rows {
         let measured = match (row.value, &row.why_not) {

@@ -4,8 +4,7 @@ use std::fmt::Write;
 
 use chronovisor_lab::experiment::beside::Beside;
 use chronovisor_lab::experiment::clocks::{self, KvmHyperv, Options, Report, Row};
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -13,6 +12,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
+use crate::render::table::table;
 
 /// Cost of one read of each clock in ring 3 and ring 0, and whether clocks that must agree do
 #[derive(clap::Args)]
@@ -98,7 +98,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             "\nOne read, {vcpus} vCPU{} at once:",
             if vcpus == 1 { "" } else { "s" }
         );
-        let _ = writeln!(text, "{}", table(report, vcpus));
+        let _ = writeln!(text, "{}", costs(report, vcpus));
     }
     let _ = writeln!(text, "\nRatios:\n{}", ratios(report));
     let _ = writeln!(text, "\n{}", agreement(report));
@@ -119,8 +119,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
 }
 
 fn both(beside: &Beside) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+    let header = [
         "page",
         "sequence",
         "scale",
@@ -129,7 +128,8 @@ fn both(beside: &Beside) -> String {
         "frequency MSR, Hz",
         "brackets",
         "violated",
-    ]);
+    ];
+    let mut table = table(&header, 1);
     for side in &beside.sides {
         table.add_row([
             side.who.to_owned(),
@@ -153,16 +153,16 @@ fn mhz(hz: u64) -> f64 {
     hz as f64 / 1e6
 }
 
-fn table(report: &Report, vcpus: u32) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+fn costs(report: &Report, vcpus: u32) -> String {
+    let header = [
         "clock",
         "ring 3 cycles",
         "ns",
         "ring 0 cycles",
         "ns",
         "published",
-    ]);
+    ];
+    let mut table = table(&header, 1);
     let mut clocks: Vec<&str> = Vec::new();
     for row in report.rows.iter().filter(|row| row.vcpus == vcpus) {
         if !clocks.contains(&row.clock) {
@@ -193,11 +193,6 @@ fn table(report: &Report, vcpus: u32) -> String {
         cells.push(published.join("; "));
         table.add_row(cells);
     }
-    for column in 1..=4 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
     let mut text = table.to_string();
     for (number, note) in (1..).zip(notes) {
         let _ = write!(text, "\n  [{number}] {note}");
@@ -223,14 +218,8 @@ fn figures(row: &Row, notes: &mut Vec<String>) -> [String; 2] {
 }
 
 fn ratios(report: &Report) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
-        "ratio",
-        "ring",
-        "vCPUs",
-        "measured",
-        "published",
-    ]);
+    let header = ["ratio", "ring", "vCPUs", "measured", "published"];
+    let mut table = table(&header, 1);
     for ratio in &report.ratios {
         table.add_row([
             ratio.name.to_owned(),

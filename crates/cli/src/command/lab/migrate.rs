@@ -4,8 +4,6 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use chronovisor_lab::experiment::migrate::{self, Options, Policy, Report};
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -13,6 +11,7 @@ use crate::exit::Exit;
 use crate::output;
 use crate::progress::Progress;
 use crate::provenance::Provenance;
+use crate::render::table::table;
 
 /// Moves a guest that reads every clock from VM to VM, and counts the steps back that its vCPUs see
 #[derive(clap::Args)]
@@ -103,8 +102,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "{}; {}; {} vCPUs; destination: {}\n",
         provenance.backend, provenance.cpu, report.vcpus, report.destination
     );
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+    let header = [
         "policy",
         "moves",
         "live updates",
@@ -112,9 +110,10 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "longest ms",
         "state bytes",
         "largest TSC jump",
-    ]);
+    ];
+    let mut by_policy = table(&header, 1);
     for moves in &report.moves {
-        table.add_row([
+        by_policy.add_row([
             name(moves.policy).to_owned(),
             moves.count.to_string(),
             moves.live_updates.to_string(),
@@ -124,19 +123,18 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             moves.largest_tsc_jump.to_string(),
         ]);
     }
-    right(&mut table, 1..=6);
-    let _ = writeln!(text, "{table}\n");
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED).set_header([
+    let _ = writeln!(text, "{by_policy}\n");
+    let header = [
         "policy",
         "clock",
         "reads",
         "steps back",
         "largest step us",
         "largest gap us",
-    ]);
+    ];
+    let mut by_clock = table(&header, 2);
     for row in &report.rows {
-        table.add_row([
+        by_clock.add_row([
             name(row.policy).to_owned(),
             row.clock.to_owned(),
             row.reads.to_string(),
@@ -145,13 +143,12 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             format!("{:.1}", row.largest_gap_us),
         ]);
     }
-    right(&mut table, 2..=5);
     let verdict = if report.holds() {
         "No clock of ours stepped back."
     } else {
         "A CLOCK STEPPED BACK."
     };
-    let _ = writeln!(text, "{table}\n{verdict}");
+    let _ = writeln!(text, "{by_clock}\n{verdict}");
     text
 }
 
@@ -160,13 +157,5 @@ const fn name(policy: Policy) -> &'static str {
         Policy::Stop => "stop",
         Policy::Advance => "advance",
         Policy::PerEncoding => "per-encoding",
-    }
-}
-
-fn right(table: &mut Table, columns: std::ops::RangeInclusive<usize>) {
-    for column in columns {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
 }

@@ -54,7 +54,7 @@ fn every_experiment_prints_a_valid_document() {
     for (name, arguments) in [
         ("clocks", &["--vcpus", "1"][..]),
         ("smp", &["--vcpus", "2"]),
-        ("timers", &["--ticks", "20"]),
+        ("timers", &["--ticks", "20", "--vcpus", "1,2"]),
         ("migrate", &["--count", "2", "--policy", "stop"]),
     ] {
         let Some(document) = document(&[&[name][..], arguments, &["--json"]].concat()) else {

@@ -53,17 +53,6 @@ impl Vectors {
     }
 }
 
-/// What the timer did over its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Expiries.
-    pub expiries: u64,
-    /// Expiries that shared an interrupt with another.
-    pub merged: u64,
-    /// Expiries that raised nothing.
-    pub lost: u64,
-}
-
 struct State {
     timer: LocalTimer,
     wake: SoftwareTimer,
@@ -71,7 +60,6 @@ struct State {
     task_priority: u64,
     requested: Vectors,
     in_service: Vectors,
-    counts: Counts,
 }
 
 /// The APIC of one vCPU.
@@ -100,7 +88,6 @@ impl UserApic {
                 task_priority: 0,
                 requested: Vectors::default(),
                 in_service: Vectors::default(),
-                counts: Counts::default(),
             }),
         })
     }
@@ -112,11 +99,6 @@ impl UserApic {
     fn host_time(&self, tsc: Tsc) -> Reading<Nanos> {
         let ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Reading::new(Nanos::from_ns(ns), tsc)
-    }
-
-    /// What the timer did so far.
-    pub fn counts(&self) -> Counts {
-        self.lock().counts
     }
 
     /// The guest reads `msr` at guest TSC `now`.
@@ -184,9 +166,6 @@ impl UserApic {
     }
 
     fn apply(&self, state: &mut State, effects: Effects, now: Tsc) {
-        state.counts.expiries = state.counts.expiries.saturating_add(effects.expiries);
-        state.counts.merged = state.counts.merged.saturating_add(effects.merged);
-        state.counts.lost = state.counts.lost.saturating_add(effects.lost);
         if let Delivery::Interrupt(vector) = effects.delivery {
             state.requested.insert(vector);
         }

@@ -152,13 +152,14 @@ fn every_timer_ticks() {
     let Some(backend) = kvm::open() else { return };
     let options = timers::Options {
         ticks: 50,
+        vcpus: vec![1, 2],
         policies: timers::Policy::ALL.to_vec(),
         ..timers::Options::default()
     };
     let report = timers::run(&backend, &options, &mut quiet()).unwrap();
-    assert_eq!(report.rows.len(), 9);
+    assert_eq!(report.rows.len(), 2 * 9);
     for row in &report.rows {
-        assert_eq!(row.intervals, 49, "{row:?}");
+        assert_eq!(row.intervals, 49 * u64::from(row.vcpus), "{row:?}");
         // No tick is early, by the guest's own counter: 50 take 50 ms at least, whatever the policy. KVM's timer follows the
         // host's monotonic clock, whose rate may be corrected by 500 ppm.
         let least = if row.apic == "ours-timerfd" {

@@ -61,19 +61,29 @@ impl Report {
     }
 }
 
-/// Runs every experiment.
+/// Runs every experiment, with guests of `vcpus` vCPUs where clocks are read at once or moved.
 ///
 /// # Errors
 ///
 /// [`LabError`] of the experiment that failed.
-pub fn run(backend: &Backend, size: Size, progress: Progress<'_>) -> Result<Report, LabError> {
+pub fn run(
+    backend: &Backend,
+    size: Size,
+    vcpus: u32,
+    progress: Progress<'_>,
+) -> Result<Report, LabError> {
     let small = size == Size::Small;
-    let clocks = clocks::run(backend, &clocks::Options::default(), &mut |what, share| {
+    let mut at_once = vec![1, vcpus];
+    at_once.dedup();
+    let options = clocks::Options {
+        vcpus: at_once,
+        ..clocks::Options::default()
+    };
+    let clocks = clocks::run(backend, &options, &mut |what, share| {
         progress(&format!("clocks: {what}"), share * 0.2);
     })?;
-    let vcpus = if small { vec![4] } else { vec![16] };
     let options = smp::Options {
-        vcpus,
+        vcpus: if small { vec![4] } else { vec![16] },
         ..smp::Options::default()
     };
     let smp = smp::run(backend, &options, &mut |what, share| {
@@ -93,6 +103,7 @@ pub fn run(backend: &Backend, size: Size, progress: Progress<'_>) -> Result<Repo
         progress(&format!("timers: {what}"), 0.4 + share * 0.3)
     })?;
     let options = migrate::Options {
+        vcpus,
         count: if small { 3 } else { 20 },
         ..migrate::Options::default()
     };

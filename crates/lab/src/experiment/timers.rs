@@ -1,6 +1,7 @@
 //! `lab timers`: 1 ms ticks on KVM's in-kernel APIC and on ours in user space, with an idle host and with a busy one.
 
 mod devices;
+mod grid;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,8 +35,10 @@ pub enum Load {
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ticks of each row.
+    /// Ticks of each row, on each vCPU.
     pub ticks: u64,
+    /// How many vCPUs tick at once, each with a timer of its own; one row for each number.
+    pub vcpus: Vec<u32>,
     /// Loads, one after the other.
     pub loads: Vec<Load>,
     /// Lost-tick policies of our periodic timer.
@@ -78,6 +81,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             ticks: 500,
+            vcpus: vec![1],
             loads: vec![Load::Idle],
             policies: vec![Policy::Merge],
         }
@@ -93,6 +97,8 @@ pub struct Row {
     pub timer: &'static str,
     /// The lost-tick policy, where it is ours to choose.
     pub policy: Option<&'static str>,
+    /// vCPUs that ticked at once; the figures are over all of them.
+    pub vcpus: u32,
     /// The host's load.
     pub load: Load,
     /// Intervals between ticks, as the guest's interrupt handler saw them.
@@ -109,10 +115,10 @@ pub struct Row {
     pub p50_us: Option<f64>,
     /// The 99th percentile, in us, if there are ticks enough to tell.
     pub p99_us: Option<f64>,
-    /// From the arming until the last tick, in us. A timer that is never early takes at least its ticks' time.
+    /// From the arming until the last tick, in us, on the vCPU that took least. A timer that is never early takes at least its
+    /// ticks' time.
     pub armed_to_last_us: f64,
-    /// Ticks that the time from the first to the last would have had room for and that did not come. A timer that is
-    /// armed again by each tick has no grid and loses none.
+    /// Periods that no tick came for, on all vCPUs. A timer that is armed again by each tick loses none.
     pub lost: Option<u64>,
 }
 
@@ -187,17 +193,20 @@ pub fn run(
         number: timer::SYNTHETIC,
         policy: Policy::Merge,
     });
-    let all = f64::from(u32::try_from(cases.len() * options.loads.len()).unwrap_or(u32::MAX));
+    let all = cases.len() * options.vcpus.len() * options.loads.len();
+    let all = f64::from(u32::try_from(all).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
     let mut tsc_hz = 0;
     for &load in &options.loads {
         let stress = (load == Load::Stress).then(Stress::start);
-        for case in &cases {
-            let done = f64::from(u32::try_from(rows.len()).unwrap_or(u32::MAX));
-            progress(&format!("{} {:?}", case.timer, case.apic), done / all);
-            let (row, hz) = measure(backend, options, *case, load)?;
-            rows.push(row);
-            tsc_hz = hz;
+        for &vcpus in &options.vcpus {
+            for case in &cases {
+                let done = f64::from(u32::try_from(rows.len()).unwrap_or(u32::MAX));
+                progress(&format!("{} {:?}", case.timer, case.apic), done / all);
+                let (row, hz) = measure(backend, options.ticks, *case, vcpus, load)?;
+                rows.push(row);
+                tsc_hz = hz;
+            }
         }
         drop(stress);
     }
@@ -212,15 +221,16 @@ pub fn run(
 
 fn measure(
     backend: &Backend,
-    options: &Options,
+    ticks: u64,
     case: Case,
+    vcpus: u32,
     load: Load,
 ) -> Result<(Row, u64), LabError> {
     let setup = Setup {
         apic: case.apic,
-        ..Setup::new(1)
+        ..Setup::new(vcpus)
     };
-    let mut job = Job::new(experiment::TIMERS, 1);
+    let mut job = Job::new(experiment::TIMERS, u64::from(vcpus));
     let mut machine = Machine::new(backend, &setup, &job)?;
     let counter = GuestCounter::of(&machine)?;
     let tsc_hz = counter.rate.rounded_hz();
@@ -230,43 +240,42 @@ fn measure(
     } else {
         BUS.rounded_hz() / 1000
     };
-    job.argument = [case.number, options.ticks, period, tsc_hz / 1000, 0, 0, 0];
+    job.argument = [case.number, ticks, period, tsc_hz / 1000, 0, 0, 0];
     machine.set_job(&job)?;
     let devices = TimerDevices::new(&machine, counter, case.apic, case.policy.of_host())?;
     let devices: Arc<dyn Devices> = Arc::new(devices);
-    let patience =
-        Duration::from_secs(10) + PERIOD * u32::try_from(options.ticks).unwrap_or(u32::MAX) * 4;
+    let patience = Duration::from_secs(10) + PERIOD * u32::try_from(ticks).unwrap_or(u32::MAX) * 4;
     let run = machine.run(&devices, patience)?;
+    let trouble =
+        |what: &str| LabError::Guest(format!("{} on {:?}: {what}", case.timer, case.apic));
     if !run.is_done() {
-        return Err(LabError::Guest(format!(
-            "{} on {:?}: {}",
-            case.timer,
-            case.apic,
-            run.trouble()
-        )));
+        return Err(trouble(&run.trouble()));
     }
-    let ticks = report::samples(machine.memory(), 0, options.ticks)?;
-    let reports = machine.reports()?;
-    let armed = reports
-        .iter()
-        .flat_map(|report| &report.records)
-        .find(|one| one.kind == record::SAMPLES)
-        .map(|one| one.values[1])
-        .ok_or_else(|| LabError::Guest("the guest did not report its ticks".into()))?;
-    let summary = summary_ns(&ticks, tsc_hz).ok_or_else(|| {
-        LabError::Guest(format!(
-            "{} on {:?}: fewer than two ticks",
-            case.timer, case.apic
-        ))
-    })?;
-    let mut row = row_of(
-        &summary,
-        case,
-        load,
-        lost(&ticks, tsc_hz / 1000, case.number),
-    );
-    let span = ticks.last().map_or(0, |last| last.saturating_sub(armed));
-    row.armed_to_last_us = us_of(span, tsc_hz);
+    let mut intervals = Histogram::new();
+    let mut lost = 0;
+    let mut shortest = u64::MAX;
+    for (vcpu, report) in (0..).zip(machine.reports()?) {
+        let armed = report
+            .records
+            .iter()
+            .find(|one| one.kind == record::SAMPLES)
+            .map(|one| one.values[1])
+            .ok_or_else(|| trouble("the guest did not report its ticks"))?;
+        let seen = report::samples(machine.memory(), vcpu, ticks)?;
+        add_intervals_ns(&mut intervals, &seen, tsc_hz);
+        lost += grid::lost(&seen, tsc_hz / 1000);
+        let last = seen.last().copied().unwrap_or(armed);
+        shortest = shortest.min(last.saturating_sub(armed));
+    }
+    let summary = intervals
+        .summary()
+        .ok_or_else(|| trouble("fewer than two ticks"))?;
+    let has_grid = matches!(case.number, timer::PERIODIC | timer::SYNTHETIC);
+    let row = Row {
+        armed_to_last_us: us_of(shortest, tsc_hz),
+        lost: has_grid.then_some(lost),
+        ..row_of(&summary, case, vcpus, load)
+    };
     Ok((row, tsc_hz))
 }
 
@@ -275,28 +284,17 @@ fn us_of(ticks: u64, tsc_hz: u64) -> f64 {
     ticks as f64 * 1e6 / tsc_hz.max(1) as f64
 }
 
-/// Intervals in ns, rounded down.
-fn summary_ns(ticks: &[u64], tsc_hz: u64) -> Option<Summary> {
-    let mut intervals = Histogram::new();
+/// Adds one vCPU's intervals in ns, rounded down.
+fn add_intervals_ns(intervals: &mut Histogram, ticks: &[u64], tsc_hz: u64) {
     for pair in ticks.windows(2) {
         let delta =
             u128::from(pair[1].saturating_sub(pair[0])) * 1_000_000_000 / u128::from(tsc_hz.max(1));
         intervals.record(u64::try_from(delta).unwrap_or(u64::MAX));
     }
-    intervals.summary()
-}
-
-fn lost(ticks: &[u64], period: u64, number: u64) -> Option<u64> {
-    if number == timer::ONE_SHOT {
-        return None;
-    }
-    let (first, last) = (ticks.first()?, ticks.last()?);
-    let room = (last.saturating_sub(*first) + period / 2) / period.max(1);
-    Some(room.saturating_sub(u64::try_from(ticks.len()).ok()?.saturating_sub(1)))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "statistics of microseconds")]
-fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
+fn row_of(summary: &Summary, case: Case, vcpus: u32, load: Load) -> Row {
     let us = |ns: u64| ns as f64 / 1000.0;
     let ours = case.apic == Apic::UserSpace;
     Row {
@@ -312,6 +310,7 @@ fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
             timer::SYNTHETIC => Some(Policy::CatchUp.name()),
             _ => None,
         },
+        vcpus,
         load,
         intervals: summary.count,
         min_us: us(summary.min),
@@ -321,7 +320,7 @@ fn row_of(summary: &Summary, case: Case, load: Load, lost: Option<u64>) -> Row {
         p50_us: summary.percentiles.p50.map(us),
         p99_us: summary.percentiles.p99.map(us),
         armed_to_last_us: 0.0,
-        lost,
+        lost: None,
     }
 }
 

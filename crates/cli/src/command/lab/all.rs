@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// Small: a few seconds, to see that everything works
     #[arg(long)]
     quick: bool,
+    /// vCPUs of the guests that read the clocks at once and that are moved
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    vcpus: u32,
     /// Add the rows of another run's JSON, e.g. one from scripts/nested, where this backend has none
     #[arg(long, value_name = "FILE")]
     also: Vec<PathBuf>,
@@ -60,8 +63,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     let backend = super::open()?;
     let progress = Progress::start();
     let size = if args.quick { Size::Small } else { Size::Usual };
-    let mut report = all::run(&backend, size, &mut |what, share| progress.at(what, share))
-        .map_err(super::not_possible)?;
+    let mut report = all::run(&backend, size, args.vcpus, &mut |what, share| {
+        progress.at(what, share)
+    })
+    .map_err(super::not_possible)?;
     drop(progress);
     for line in others.into_iter().flatten() {
         merge(&mut report.rows, line);

@@ -15,13 +15,16 @@ use crate::render::table::table;
 /// 1 ms ticks of local APIC timers: KVM's in-kernel APIC and ours in user space, each mode
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// How many vCPUs tick at once, each with a timer of its own; each number gets rows of its own
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    vcpus: Vec<u32>,
     /// Also with two busy threads on each CPU of this machine
     #[arg(long)]
     stress: bool,
     /// Every lost-tick policy and 150 000 ticks a row: takes 20 minutes a load
     #[arg(long, conflicts_with = "ticks")]
     full: bool,
-    /// Ticks of each row
+    /// Ticks of each row, on each vCPU
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(3..=200_000))]
     ticks: u64,
     /// Print one JSON document instead of tables
@@ -50,18 +53,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     } else {
         vec![Load::Idle]
     };
-    let options = if args.full {
-        Options {
-            ticks: FULL_TICKS,
-            loads,
-            policies: Policy::ALL.to_vec(),
-        }
+    let (ticks, policies) = if args.full {
+        (FULL_TICKS, Policy::ALL.to_vec())
     } else {
-        Options {
-            ticks: args.ticks,
-            loads,
-            ..Options::default()
-        }
+        (args.ticks, Options::default().policies)
+    };
+    let options = Options {
+        ticks,
+        vcpus: args.vcpus.clone(),
+        loads,
+        policies,
     };
     let progress = Progress::start();
     let report = timers::run(&backend, &options, &mut |what, share| {
@@ -95,6 +96,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "timer",
         "policy",
         "load",
+        "vCPUs",
         "ticks",
         "min us",
         "mean",
@@ -113,7 +115,8 @@ fn render(provenance: &Provenance, report: &Report) -> String {
                 Load::Idle => "idle".to_owned(),
                 Load::Stress => "stress".to_owned(),
             },
-            (row.intervals + 1).to_string(),
+            row.vcpus.to_string(),
+            (row.intervals + u64::from(row.vcpus)).to_string(),
             format!("{:.1}", row.min_us),
             format!("{:.1}", row.mean_us),
             format!("{:.1}", row.max_us),

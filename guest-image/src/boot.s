@@ -216,6 +216,16 @@ gate_call:
     ud2
     ret
 
+# Waits for an interrupt. An emulated CPU may forget, at an exit between the two, that STI holds interrupts back for one more
+# instruction (QEMU before 9.1 does, at VMRUN): the interrupt then comes before HLT, and its handler steps over HLT.
+    .global wait_for_interrupt, wait_for_interrupt_hlt
+wait_for_interrupt:
+    sti
+wait_for_interrupt_hlt:
+    hlt
+    cli
+    ret
+
 # MSR accesses that may fault: rax = 0 done, 1 refused.
     .global rdmsr_checked, wrmsr_checked, rdmsr_checked_at, wrmsr_checked_at, msr_refused
 rdmsr_checked:

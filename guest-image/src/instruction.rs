@@ -83,11 +83,15 @@ pub fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     [found.eax, found.ebx, found.ecx, found.edx]
 }
 
+unsafe extern "C" {
+    #[link_name = "wait_for_interrupt"]
+    fn sti_hlt_cli();
+}
+
 /// Waits for an interrupt; ring 0. Interrupts are off before and after.
-#[inline(always)]
 pub fn wait_for_interrupt() {
     // SAFETY: handlers run on stacks of their own and return.
-    unsafe { asm!("sti", "hlt", "cli", options(nostack)) };
+    unsafe { sti_hlt_cli() };
 }
 
 /// KVM's clock-pairing hypercall; ring 0. The result: 0, or an error number.

@@ -47,6 +47,7 @@ pub fn install_trampoline(to: u64) {
 const INVALID_OPCODE: u64 = 6;
 const GENERAL_PROTECTION: u64 = 13;
 const UD2_BYTES: u64 = 2;
+const HLT_BYTES: u64 = 1;
 const RDTSC: [u8; 2] = [0x0F, 0x31];
 const X2APIC_EOI: u32 = 0x80B;
 /// The vector that the APIC itself may raise; it takes no EOI.
@@ -84,6 +85,7 @@ unsafe extern "C" {
     static rdmsr_checked_at: u8;
     static wrmsr_checked_at: u8;
     static msr_refused: u8;
+    static wait_for_interrupt_hlt: u8;
 }
 
 #[unsafe(no_mangle)]
@@ -126,6 +128,9 @@ extern "C" fn interrupt(frame: &mut Frame) {
     }
     // Release: who sees the count sees the sample.
     cpu.interrupts.store(taken + 1, Ordering::Release);
+    if frame.rip == &raw const wait_for_interrupt_hlt as u64 {
+        frame.rip += HLT_BYTES;
+    }
     if frame.vector != SPURIOUS_VECTOR {
         instruction::wrmsr(X2APIC_EOI, 0);
     }

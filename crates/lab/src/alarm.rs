@@ -1,44 +1,77 @@
 //! A wake-up of the host: a timerfd that can be waited for together with others.
-#![allow(unsafe_code)] // poll(2)
+#![allow(unsafe_code)] // timerfd_create(2), timerfd_settime(2), clock_gettime(2), poll(2)
 
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use vmm_sys_util::timerfd::TimerFd;
+use chronovisor_abi::quantity::Nanos;
 
 use crate::LabError;
 
-/// Goes off once after the time that it was set to.
-pub struct Alarm {
-    timer: Mutex<TimerFd>,
-    descriptor: RawFd,
+/// The clock that alarms go by: CLOCK_MONOTONIC.
+#[must_use]
+pub fn now() -> Nanos {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes to `time` during the call.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    debug_assert_eq!(result, 0, "every Linux has this clock");
+    let time = Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    );
+    Nanos::from_ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
+
+/// Goes off once, at the time that it was set to.
+///
+/// A time of the clock, not a distance from now: a thread that is preempted before it sets the alarm does not make it late.
+pub struct Alarm(OwnedFd);
 
 impl Alarm {
     /// An alarm that is not set.
     ///
     /// # Errors
     ///
-    /// [`LabError::Guest`] if there is no timerfd to be had.
+    /// [`LabError::Timer`] if there is no timerfd to be had.
     pub fn new() -> Result<Self, LabError> {
-        let timer =
-            TimerFd::new().map_err(|error| LabError::Guest(format!("no timerfd: {error}")))?;
-        Ok(Self {
-            descriptor: timer.as_raw_fd(),
-            timer: Mutex::new(timer),
-        })
+        // SAFETY: the call takes two numbers.
+        let descriptor = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(LabError::Timer(io::Error::last_os_error()));
+        }
+        // SAFETY: the descriptor was opened just now, and nobody else has it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
     }
 
-    /// Goes off `wait` from now, or never. A time of zero is as short as it can be.
-    pub fn set(&self, wait: Option<Duration>) {
-        let mut timer = self.timer.lock().unwrap_or_else(PoisonError::into_inner);
-        let set = match wait {
-            // Zero would disarm the timerfd.
-            Some(wait) => timer.reset(wait.max(Duration::from_nanos(1)), None),
-            None => timer.clear(),
+    /// Goes off at `at` of [`now`]'s clock, at once if that is over, or never. Forgets that it had gone off.
+    pub fn set(&self, at: Option<Nanos>) {
+        // Zero would disarm the timerfd; it is long over, and so is 1 ns after boot.
+        let ns = at.map_or(0, |at| at.as_ns().max(1));
+        let part = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let time = libc::itimerspec {
+            it_interval: libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: libc::timespec {
+                tv_sec: part(ns / 1_000_000_000),
+                tv_nsec: part(ns % 1_000_000_000),
+            },
         };
-        debug_assert!(set.is_ok(), "a valid timerfd takes any time");
+        // SAFETY: the descriptor is a timerfd; the kernel reads `time` during the call, and no old time is asked for.
+        let result = unsafe {
+            libc::timerfd_settime(
+                self.0.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &raw const time,
+                std::ptr::null_mut(),
+            )
+        };
+        debug_assert_eq!(result, 0, "a timerfd takes any valid time");
     }
 
     /// Whether it has gone off since it was set.
@@ -49,9 +82,10 @@ impl Alarm {
 }
 
 /// Waits until one of `alarms` goes off, a signal comes or `most` is over. Says whether one went off.
+#[must_use]
 pub fn wait_for_any<const N: usize>(alarms: [&Alarm; N], most: Duration) -> bool {
     let mut polls = alarms.map(|alarm| libc::pollfd {
-        fd: alarm.descriptor,
+        fd: alarm.0.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     });
@@ -59,4 +93,31 @@ pub fn wait_for_any<const N: usize>(alarms: [&Alarm; N], most: Duration) -> bool
     let count = libc::nfds_t::try_from(N).unwrap_or(0);
     // SAFETY: `count` valid entries; each descriptor is its alarm's, which is borrowed during the call.
     unsafe { libc::poll(polls.as_mut_ptr(), count, ms) > 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn an_alarm_goes_off_at_its_time_and_not_before() {
+        let alarm = Alarm::new().expect("a timerfd");
+        assert!(!alarm.is_due(), "not set");
+        let at = now().saturating_add(Nanos::from_ns(2_000_000));
+        alarm.set(Some(at));
+        assert!(wait_for_any([&alarm], LONG));
+        assert!(now() >= at);
+        alarm.set(Some(at.saturating_add(Nanos::from_ns(3_600_000_000_000))));
+        assert!(!alarm.is_due(), "in an hour");
+        for over in [Nanos::ZERO, at] {
+            alarm.set(Some(over));
+            assert!(wait_for_any([&alarm], LONG), "{over:?} is over");
+        }
+        alarm.set(None);
+        assert!(!alarm.is_due());
+        alarm.set(Some(Nanos::MAX));
+        assert!(!alarm.is_due(), "in 584 years");
+    }
 }

@@ -3,6 +3,9 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use chronovisor_abi::cpuid::{HYPERVISOR_BASE, Leaf};
+use chronovisor_guest::cpuid::leaf;
+use kvm_bindings::KVM_CAP_VCPU_ATTRIBUTES;
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::LabError;
@@ -18,7 +21,7 @@ pub enum Kind {
     Svm,
     /// Software only: ring 3 runs natively, ring 0 is interpreted.
     Software,
-    /// No module is to be seen; built in, or sysfs is not mounted.
+    /// No module that we know is to be seen: another one, or sysfs is not mounted.
     Unknown,
 }
 
@@ -47,10 +50,10 @@ pub struct Backend {
     pub(crate) kvm: Kvm,
     /// The module behind it.
     pub kind: Kind,
+    /// The CPU below KVM is QEMU's software emulation.
+    pub is_emulated: bool,
     /// KVM emulates Hyper-V itself.
     pub has_hyperv: bool,
-    /// Guest TSC can run at another rate than the host's.
-    pub has_tsc_scaling: bool,
     /// Most vCPUs of a VM.
     pub max_vcpus: u32,
 }
@@ -78,34 +81,105 @@ impl Backend {
         if kvm.get_api_version() != API_VERSION {
             return Err(LabError::NoKvm);
         }
-        for (capability, name) in [
-            (Cap::X86UserSpaceMsr, "KVM_CAP_X86_USER_SPACE_MSR"),
-            (Cap::X86MsrFilter, "KVM_CAP_X86_MSR_FILTER"),
-            (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+        for (capability, name, since) in [
+            (
+                Cap::X86UserSpaceMsr as u64,
+                "KVM_CAP_X86_USER_SPACE_MSR",
+                "5.10",
+            ),
+            (Cap::X86MsrFilter as u64, "KVM_CAP_X86_MSR_FILTER", "5.10"),
+            (Cap::ImmediateExit as u64, "KVM_CAP_IMMEDIATE_EXIT", "4.13"),
+            // Without KVM_VCPU_TSC_CTRL nobody says where a fresh vCPU's counter stands.
+            (
+                u64::from(KVM_CAP_VCPU_ATTRIBUTES),
+                "KVM_CAP_VCPU_ATTRIBUTES",
+                "5.16",
+            ),
         ] {
-            if !kvm.check_extension(capability) {
-                return Err(LabError::MissingCapability { name });
+            if kvm.check_extension_raw(capability) <= 0 {
+                return Err(LabError::MissingCapability { name, since });
             }
         }
         Ok(Self {
-            kind: kind(Path::new("/sys/module")),
+            kind: kind(Path::new("/sys/module"), leaf(0)),
+            is_emulated: is_emulated(leaf(HYPERVISOR_BASE)),
             has_hyperv: kvm.check_extension(Cap::Hyperv),
-            has_tsc_scaling: kvm.check_extension(Cap::TscControl),
             max_vcpus: u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX),
             kvm,
         })
     }
 }
 
-fn kind(modules: &Path) -> Kind {
+/// The module by its folder in sysfs and, since a kernel with both built in shows both, by the CPU's vendor in leaf 0.
+fn kind(modules: &Path, vendor: Leaf) -> Kind {
     let loaded = |name| modules.join(name).is_dir();
-    if loaded("kvm_pvm") {
-        Kind::Software
-    } else if loaded("kvm_amd") {
-        Kind::Svm
-    } else if loaded("kvm_intel") {
-        Kind::Vmx
-    } else {
-        Kind::Unknown
+    // In the order of the text: EBX, EDX, ECX.
+    let words = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    match words.as_flattened() {
+        _ if loaded("kvm_pvm") => Kind::Software,
+        b"AuthenticAMD" | b"HygonGenuine" if loaded("kvm_amd") => Kind::Svm,
+        b"GenuineIntel" | b"CentaurHauls" | b"  Shanghai  " if loaded("kvm_intel") => Kind::Vmx,
+        _ => Kind::Unknown,
+    }
+}
+
+/// Whether the first hypervisor leaf is that of QEMU's software emulation.
+fn is_emulated(hypervisor: Leaf) -> bool {
+    hypervisor.signature() == *b"TCGTCGTCGTCG"
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may")]
+
+    use super::*;
+
+    #[test]
+    fn the_module_goes_by_sysfs_and_vendor() {
+        let vendor = |name: &[u8; 12]| {
+            let in_order = Leaf::from_signature(0xD, *name);
+            Leaf {
+                ecx: in_order.edx,
+                edx: in_order.ecx,
+                ..in_order
+            }
+        };
+        let (intel, amd) = (b"GenuineIntel", b"AuthenticAMD");
+        let rows: [(&[&str], &[u8; 12], Kind); 8] = [
+            (&["kvm", "kvm_intel"], intel, Kind::Vmx),
+            (&["kvm", "kvm_amd"], amd, Kind::Svm),
+            // Both are built in.
+            (&["kvm", "kvm_amd", "kvm_intel"], intel, Kind::Vmx),
+            (&["kvm", "kvm_amd", "kvm_intel"], amd, Kind::Svm),
+            // Software needs nothing of the CPU, and may be built in beside them.
+            (&["kvm", "kvm_pvm", "kvm_intel"], intel, Kind::Software),
+            (&["kvm"], intel, Kind::Unknown),
+            (&["kvm", "kvm_amd"], intel, Kind::Unknown),
+            (
+                &["kvm", "kvm_amd", "kvm_intel"],
+                b"SomebodyElse",
+                Kind::Unknown,
+            ),
+        ];
+        for (modules, name, expected) in rows {
+            let directory = tempfile::tempdir().unwrap();
+            for module in modules {
+                std::fs::create_dir(directory.path().join(module)).unwrap();
+            }
+            assert_eq!(
+                kind(directory.path(), vendor(name)),
+                expected,
+                "{modules:?} {name:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_emulated_cpu_names_itself() {
+        let is = |name: &[u8; 12]| is_emulated(Leaf::from_signature(0x4000_0001, *name));
+        assert!(is(b"TCGTCGTCGTCG"));
+        assert!(!is(b"KVMKVMKVM\0\0\0"));
+        // No hypervisor at all.
+        assert!(!is_emulated(Leaf::ZERO));
     }
 }

@@ -1,19 +1,19 @@
 //! The clocks of a lab guest: `chronovisor-host`'s MSR surface behind a vCPU's exits.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chronovisor_abi::msr::Msr;
-use chronovisor_abi::quantity::{Hertz, Tsc, TscDelta};
+use chronovisor_abi::quantity::{Hertz, Nanos, Reading, Tsc, TscDelta};
 use chronovisor_guest::counter::lfence_rdtsc;
 use chronovisor_host::msr_surface::{Access, Answer, Effect, MsrSurface, Privileges};
 use chronovisor_host::partition_clock::{Change, Config, PartitionClock, VcpuIndex};
 
-use crate::LabError;
 use crate::contract::OUR_SYSTEM_TIME_MSR;
+use crate::experiment::GuestCounter;
 use crate::machine::{Devices, Refused};
 use crate::pages::GuestPages;
+use crate::{LabError, alarm};
 
 /// The rate of the bus that local APIC timers count: KVM's default, 1 GHz.
 pub const BUS: Hertz = match Hertz::from_hz(1_000_000_000) {
@@ -28,8 +28,8 @@ const MOST_WAIT: Duration = Duration::from_millis(100);
 pub struct Clocks {
     surface: Mutex<MsrSurface>,
     pages: GuestPages,
-    /// Guest TSC minus host TSC.
-    offset: AtomicU64,
+    /// Guest TSC minus host TSC, modulo 2^64.
+    offset: TscDelta,
     start: Instant,
 }
 
@@ -38,20 +38,34 @@ impl Clocks {
     ///
     /// # Errors
     ///
-    /// [`LabError::Guest`] for a rate that no page can express.
+    /// [`LabError::Clocks`] for a rate that no page can express.
     pub fn start(
         vcpus: u32,
         rate: Hertz,
         offset: u64,
         pages: GuestPages,
     ) -> Result<Self, LabError> {
-        let clock = PartitionClock::start(Config::for_vcpus(vcpus), rate, guest_tsc(offset))
-            .map_err(|error| LabError::Guest(format!("the partition clock: {error}")))?;
-        Ok(Self::with(
-            MsrSurface::new(clock, Privileges::EVERYTHING, BUS),
-            offset,
-            pages,
-        ))
+        let counter = GuestCounter { rate, offset };
+        Self::granting(Privileges::EVERYTHING, vcpus, counter, pages)
+    }
+
+    /// The same with the registers that `privileges` grant.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub fn granting(
+        privileges: Privileges,
+        vcpus: u32,
+        counter: GuestCounter,
+        pages: GuestPages,
+    ) -> Result<Self, LabError> {
+        let GuestCounter { rate, offset } = counter;
+        let now = guest_tsc(TscDelta::from_ticks(offset));
+        let clock = PartitionClock::start(Config::for_vcpus(vcpus), rate, now)
+            .map_err(LabError::clocks("starting the guest's clock"))?;
+        let surface = MsrSurface::new(clock, privileges, BUS);
+        Ok(Self::with(surface, offset, pages))
     }
 
     /// The registers as they are, for a guest with these pages.
@@ -60,7 +74,7 @@ impl Clocks {
         Self {
             surface: Mutex::new(surface),
             pages,
-            offset: AtomicU64::new(offset),
+            offset: TscDelta::from_ticks(offset),
             start: Instant::now(),
         }
     }
@@ -77,30 +91,54 @@ impl Clocks {
 
     /// Guest TSC minus host TSC, modulo 2^64.
     #[must_use]
-    pub fn offset(&self) -> TscDelta {
-        TscDelta::from_ticks(self.offset.load(Ordering::Relaxed))
+    pub const fn offset(&self) -> TscDelta {
+        self.offset
     }
 
     /// The guest's TSC now, not before earlier loads are done.
     #[must_use]
     pub fn guest_tsc(&self) -> Tsc {
-        guest_tsc(self.offset.load(Ordering::Relaxed))
+        guest_tsc(self.offset)
+    }
+
+    /// The guest's TSC and the host's time of one instant.
+    ///
+    /// The counter is read before the time, so that an alarm which is set by the pair is late by what lies between, never
+    /// early; of two pairs the closer one, since the thread may be preempted within one.
+    #[must_use]
+    pub fn reading(&self) -> Reading<Nanos> {
+        let [first, second] = [(); 2].map(|()| {
+            let tsc = self.guest_tsc();
+            let time = alarm::now();
+            // wrapping: the counter itself wraps.
+            let width = self.guest_tsc().wrapping_delta(tsc).as_ticks();
+            (width, Reading::new(time, tsc))
+        });
+        if first.0 <= second.0 {
+            first.1
+        } else {
+            second.1
+        }
     }
 
     /// One update of all pages.
     ///
     /// # Errors
     ///
-    /// [`LabError::Guest`] says why it was refused.
+    /// [`LabError::Clocks`] says why it was refused.
     pub fn update(&self, change: Change) -> Result<(), LabError> {
         let mut surface = self.lock();
         let open = surface
             .clock_mut()
             .begin_update(change, &self.pages)
-            .map_err(|error| LabError::Guest(format!("the update is impossible: {error}")))?;
+            .map_err(LabError::clocks(
+                "beginning an update of the guest's clocks",
+            ))?;
         open.publish(self.guest_tsc())
             .map(|_| ())
-            .map_err(|error| LabError::Guest(format!("the update failed: {error}")))
+            .map_err(LabError::clocks(
+                "publishing an update of the guest's clocks",
+            ))
     }
 
     /// Answers `vcpu`'s access, and says what it asks for besides.
@@ -118,29 +156,35 @@ impl Clocks {
                 .access(VcpuIndex(vcpu), msr, access, now, &self.pages);
             match answer {
                 Answer::Value(value) => return Ok((value, Effect::None)),
+                Answer::Written(Effect::FillHypercallPage(address)) => {
+                    self.pages.fill_hypercall_page(address);
+                    return Ok((0, Effect::None));
+                }
                 Answer::Written(effect) => return Ok((0, effect)),
                 Answer::RunTime => {
                     let run_time = self.start.elapsed().as_nanos() / 100;
                     return Ok((u64::try_from(run_time).unwrap_or(u64::MAX), Effect::None));
                 }
-                // Less than 100 ns away, if counter and clock are what they should be.
-                Answer::NotBefore(tsc) => {
-                    while self.guest_tsc().is_before(tsc) {
-                        if Instant::now() > deadline {
-                            return Err(Refused);
-                        }
-                        std::hint::spin_loop();
+                // Less than 100 ns away, if counter and clock are what they should be. The other vCPUs may take each new value
+                // first, so the deadline counts over all rounds.
+                Answer::NotBefore(tsc) => loop {
+                    if Instant::now() > deadline {
+                        return Err(Refused);
                     }
-                }
+                    if !self.guest_tsc().is_before(tsc) {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                },
                 Answer::Fault | Answer::NotOurs => return Err(Refused),
             }
         }
     }
 }
 
-fn guest_tsc(offset: u64) -> Tsc {
+fn guest_tsc(offset: TscDelta) -> Tsc {
     // wrapping: the counter itself wraps.
-    lfence_rdtsc().wrapping_add(TscDelta::from_ticks(offset))
+    lfence_rdtsc().wrapping_add(offset)
 }
 
 impl Devices for Clocks {

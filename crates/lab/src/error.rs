@@ -19,11 +19,14 @@ pub enum LabError {
     Open(#[source] io::Error),
     /// The kernel's KVM lacks something without which nothing works.
     #[error(
-        "this KVM lacks {name}: the lab answers clock MSRs in user space and cannot do without; Linux 5.10 has it"
+        "this KVM lacks {name}: the lab answers clock MSRs in user space, at the counter that the guest sees, and cannot \
+         do without; Linux {since} has it"
     )]
     MissingCapability {
         /// The capability's name in the kernel's header.
         name: &'static str,
+        /// The first Linux that has it.
+        since: &'static str,
     },
     /// The kernel's KVM emulates no Hyper-V, so there is nothing to put beside ours.
     #[error(
@@ -56,7 +59,39 @@ pub enum LabError {
         /// The limit.
         most: u32,
     },
-    /// A guest did not end as it should.
+    /// A VM that was asked for its counter has no vCPU.
+    #[error("a VM without vCPUs has no counter")]
+    NoVcpus,
+    /// KVM says that the guest's counter does not count.
+    #[error("KVM says that the guest's TSC runs at 0 kHz")]
+    NoTscRate,
+    /// The host has no timer to wake a vCPU with.
+    #[error("cannot make a timerfd")]
+    Timer(#[source] io::Error),
+    /// The host's wall clock is not set.
+    #[error("this machine's clock stands before 1970: set it first")]
+    ClockBefore1970,
+    /// The CPUID leaves of a guest could not be made.
+    #[error("CPUID leaves for the guest: {what}")]
+    Cpuid {
+        /// What was tried, and why it failed.
+        what: String,
+    },
+    /// The guest's clocks refused a step.
+    #[error("{step}: {why}")]
+    Clocks {
+        /// The step.
+        step: &'static str,
+        /// Their reason.
+        why: String,
+    },
+    /// A vCPU's thread panicked.
+    #[error("the thread of vCPU {vcpu} panicked")]
+    Panicked {
+        /// The vCPU.
+        vcpu: u32,
+    },
+    /// A guest did not end as it should, or its report is not what it should be.
     #[error("the guest did not end well: {0}")]
     Guest(String),
 }
@@ -75,6 +110,14 @@ impl LabError {
             call,
             vcpu: Some(vcpu),
             source: error.into(),
+        }
+    }
+
+    /// For a step of the guest's clocks that may be refused.
+    pub(crate) fn clocks<E: std::fmt::Display>(step: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Clocks {
+            step,
+            why: error.to_string(),
         }
     }
 

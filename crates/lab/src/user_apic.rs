@@ -1,9 +1,9 @@
 //! A local APIC in user space: as much of it as timers need, its timer `chronovisor-host`'s.
 //!
-//! The timer's wake-up is an [`Alarm`], set by `SoftwareTimer`.
+//! The timer's wake-up is an [`Alarm`], set by `SoftwareTimer` to a time of the host's clock. That time comes from one reading of
+//! counter and clock together, made under the APIC's lock: what delays the vCPU's thread after it does not delay the tick.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use chronovisor_abi::msr::Msr;
 use chronovisor_abi::quantity::{Nanos, Reading, Tsc};
@@ -65,7 +65,6 @@ struct State {
 /// The APIC of one vCPU.
 pub struct UserApic {
     id: u32,
-    start: Instant,
     state: Mutex<State>,
     alarm: Alarm,
 }
@@ -75,11 +74,10 @@ impl UserApic {
     ///
     /// # Errors
     ///
-    /// [`LabError::Guest`] if there is no timerfd to be had.
+    /// [`LabError::Timer`] if there is no timerfd to be had.
     pub fn new(id: u32, settings: Settings, now: Tsc) -> Result<Self, LabError> {
         Ok(Self {
             id,
-            start: Instant::now(),
             alarm: Alarm::new()?,
             state: Mutex::new(State {
                 timer: LocalTimer::new(settings, now),
@@ -94,11 +92,6 @@ impl UserApic {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn host_time(&self, tsc: Tsc) -> Reading<Nanos> {
-        let ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        Reading::new(Nanos::from_ns(ns), tsc)
     }
 
     /// The guest reads `msr` at guest TSC `now`.
@@ -117,12 +110,17 @@ impl UserApic {
         }
     }
 
-    /// The guest writes `value` to `msr` at guest TSC `now`.
+    /// The guest writes `value` to `msr`, at the guest TSC and the host's time that `now` reads.
     ///
     /// # Errors
     ///
     /// [`Refused`] for a register or a value that does not exist.
-    pub fn write(&self, msr: Msr, value: u64, now: Tsc) -> Result<(), Refused> {
+    pub fn write(
+        &self,
+        msr: Msr,
+        value: u64,
+        now: impl FnOnce() -> Reading<Nanos>,
+    ) -> Result<(), Refused> {
         let mut state = self.lock();
         match msr {
             EOI => {
@@ -137,16 +135,18 @@ impl UserApic {
                 } else {
                     Power::On
                 };
-                let effects = state.timer.set_power(power, now);
+                let now = now();
+                let effects = state.timer.set_power(power, now.tsc);
                 self.apply(&mut state, effects, now);
             }
             TASK_PRIORITY => state.task_priority = value & 0xFF,
-            // No other CPU to interrupt.
+            // Interrupts from one CPU to another are not carried: the timer guest sends none.
             COMMAND => {}
             _ => {
+                let now = now();
                 let effects = state
                     .timer
-                    .write_msr(msr, value, now)
+                    .write_msr(msr, value, now.tsc)
                     .map_err(|_| Refused)?;
                 self.apply(&mut state, effects, now);
             }
@@ -154,38 +154,26 @@ impl UserApic {
         Ok(())
     }
 
-    /// The time has come, or seems to have: brings the timer up to `now`.
-    pub fn expire(&self, now: Tsc) {
+    /// The time has come, or seems to have: brings the timer up to what `now` reads, and sets the alarm again, which has gone off.
+    pub fn expire(&self, now: impl FnOnce() -> Reading<Nanos>) {
         let mut state = self.lock();
-        let effects = state.timer.expire(now);
+        let now = now();
+        let effects = state.timer.expire(now.tsc);
         self.apply(&mut state, effects, now);
-        // An early wake-up changes nothing in the timer, but the alarm has gone off.
-        if effects == Effects::default() {
-            self.arm(&mut state, now);
-        }
     }
 
-    fn apply(&self, state: &mut State, effects: Effects, now: Tsc) {
+    fn apply(&self, state: &mut State, effects: Effects, now: Reading<Nanos>) {
         if let Delivery::Interrupt(vector) = effects.delivery {
             state.requested.insert(vector);
         }
-        self.arm(state, now);
-    }
-
-    fn arm(&self, state: &mut State, now: Tsc) {
-        let host = self.host_time(now);
         match state.timer.next_deadline() {
             Some(deadline) => {
                 // A software timer counts any distance.
-                let _ = state.wake.set(deadline, host);
+                let _ = state.wake.set(deadline, now);
             }
             None => state.wake.clear(),
         }
-        let wait = state
-            .wake
-            .expires()
-            .map(|at| at.saturating_sub(host.time).as_ns());
-        self.alarm.set(wait.map(Duration::from_nanos));
+        self.alarm.set(state.wake.expires());
     }
 
     /// The timer's alarm.

@@ -9,6 +9,7 @@ mod timers;
 
 use chronovisor_lab::LabError;
 use chronovisor_lab::backend::Backend;
+use chronovisor_lab::experiment::Place;
 use clap::Subcommand;
 
 use crate::exit::{Exit, NotPossibleHere};
@@ -80,20 +81,7 @@ fn not_possible(error: LabError) -> anyhow::Error {
 }
 
 fn provenance(backend: &Backend) -> Provenance {
-    let ring0 = if backend.kind.runs_ring0_natively() {
-        "native"
-    } else {
-        "interpreted"
-    };
-    let cpu = if std::env::var_os("CHRONOVISOR_NESTED").is_some() {
-        ", CPU emulated by QEMU"
-    } else {
-        ""
-    };
-    Provenance::here(&format!(
-        "lab on {}, ring 3 native, ring 0 {ring0}{cpu}",
-        backend.kind.name()
-    ))
+    Provenance::here(&format!("lab on {}", Place::of(backend).long()))
 }
 
 #[cfg(test)]

@@ -37,20 +37,16 @@ impl GuestCounter {
     ///
     /// # Errors
     ///
-    /// [`LabError::Kvm`] if KVM does not tell its rate.
+    /// [`LabError::Kvm`] if KVM does not tell its rate, or where it stands.
     pub fn of(machine: &Machine) -> Result<Self, LabError> {
-        let first = machine
-            .vcpus()
-            .first()
-            .ok_or_else(|| LabError::Guest("a VM without vCPUs".into()))?;
+        let first = machine.vcpus().first().ok_or(LabError::NoVcpus)?;
         let khz = first
             .get_tsc_khz()
             .map_err(LabError::kvm("KVM_GET_TSC_KHZ"))?;
-        let rate = Hertz::from_khz(khz)
-            .ok_or_else(|| LabError::Guest("KVM says that the TSC does not count".into()))?;
-        let offset = machine::tsc_offset(first).unwrap_or(0);
+        let rate = Hertz::from_khz(khz).ok_or(LabError::NoTscRate)?;
+        let offset = machine::tsc_offset(first, 0)?;
         for (index, fd) in (0..).zip(machine.vcpus()) {
-            if machine::tsc_offset(fd).is_some_and(|other| other != offset) {
+            if machine::tsc_offset(fd, index)? != offset {
                 machine::set_tsc_offset(fd, index, offset)?;
             }
         }
@@ -70,14 +66,30 @@ pub struct Place {
 }
 
 impl Place {
+    const REAL: &str = "real";
+
     /// In a few words.
     #[must_use]
     pub fn short(&self) -> String {
-        if self.cpu == "real" {
+        if self.cpu == Self::REAL {
             self.backend.to_owned()
         } else {
             format!("{}, emulated CPU", self.backend)
         }
+    }
+
+    /// All that it says.
+    #[must_use]
+    pub fn long(&self) -> String {
+        let cpu = if self.cpu == Self::REAL {
+            String::new()
+        } else {
+            format!(", CPU {}", self.cpu)
+        };
+        format!(
+            "{}, ring 3 native, ring 0 {}{cpu}",
+            self.backend, self.ring0
+        )
     }
 
     /// Where `backend` is.
@@ -90,10 +102,10 @@ impl Place {
             } else {
                 "interpreted"
             },
-            cpu: if std::env::var_os("CHRONOVISOR_NESTED").is_some() {
+            cpu: if backend.is_emulated {
                 "emulated (QEMU TCG)"
             } else {
-                "real"
+                Self::REAL
             },
         }
     }

@@ -27,9 +27,6 @@ pub trait Devices: Send + Sync {
     /// The hypercall that returns the time, in units of 100 ns.
     fn time_call(&self, vcpu: u32) -> u64;
 
-    /// A vCPU runs its first instructions.
-    fn hello(&self, _vcpu: u32) {}
-
     /// A vCPU stands at a checkpoint.
     fn checkpoint(&self, _vcpu: u32) {}
 

@@ -22,3 +22,9 @@ pub(super) fn offer(fd: &mut VcpuFd, vector: u8) -> bool {
     // SAFETY: the descriptor is a vCPU's; KVM reads the struct during the call.
     unsafe { ioctl_with_ref(fd, KVM_INTERRUPT(), &interrupt) == 0 }
 }
+
+/// Nothing to inject: takes back what [`offer`] asked for, since KVM would exit for it for ever once the guest can take an
+/// interrupt.
+pub(super) fn withdraw(fd: &mut VcpuFd) {
+    fd.get_kvm_run().request_interrupt_window = 0;
+}

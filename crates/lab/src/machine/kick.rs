@@ -2,7 +2,8 @@
 #![allow(unsafe_code)] // signal handlers and thread ids are libc's
 
 use std::os::unix::thread::JoinHandleExt;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
 extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
@@ -26,27 +27,43 @@ pub(super) fn kick<T>(thread: &JoinHandle<T>) {
     }
 }
 
-/// Kicks the thread that made it.
-#[derive(Clone, Copy, Debug)]
+/// Gets the thread that made it out of `KVM_RUN`.
+#[derive(Clone, Debug)]
 pub struct Kicker {
     process: libc::pid_t,
     thread: libc::pid_t,
+    /// The thread is in `KVM_RUN`, or just before or after it.
+    inside: Arc<AtomicBool>,
 }
 
 impl Kicker {
-    /// A kicker of the calling thread.
+    /// A kicker of the calling thread, which is not in `KVM_RUN`.
     pub(super) fn of_this_thread() -> Self {
         // SAFETY: both calls only return a number.
-        unsafe {
-            Self {
-                process: libc::getpid(),
-                thread: libc::gettid(),
-            }
+        let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+        Self {
+            process,
+            thread,
+            inside: Arc::new(AtomicBool::new(false)),
         }
     }
 
-    /// Gets the thread out of `KVM_RUN`, or out of a wait. Does nothing if the thread has ended.
-    pub fn kick(self) {
+    /// The calling thread goes into `KVM_RUN`.
+    pub(super) fn enter(&self) {
+        self.inside.store(true, Ordering::Release);
+    }
+
+    /// It has come back.
+    pub(super) fn leave(&self) {
+        self.inside.store(false, Ordering::Release);
+    }
+
+    /// Gets the thread out of `KVM_RUN`; does nothing if it is not there. A kick that comes just before `KVM_RUN` is lost, so
+    /// the caller repeats it as long as there is something to look at.
+    pub fn kick(&self) {
+        if !self.inside.load(Ordering::Acquire) {
+            return;
+        }
         // SAFETY: a signal with an empty handler to a thread of this process; a number that is no thread any more is
         // refused by the kernel.
         unsafe {

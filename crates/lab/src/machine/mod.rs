@@ -95,8 +95,8 @@ impl Machine {
                 memory_size: region.len(),
                 userspace_addr,
             };
-            // SAFETY: the mapping is `memory`'s, which `Self` keeps longer than the VM; regions of one
-            // `GuestMemoryMmap` do not overlap.
+            // SAFETY: the mapping is `memory`'s, which `Self` keeps, and each vCPU's thread as long as it runs the guest, which
+            // nobody else can; regions of one `GuestMemoryMmap` do not overlap.
             unsafe { vm.set_user_memory_region(region) }
                 .map_err(LabError::kvm("KVM_SET_USER_MEMORY_REGION"))?;
         }

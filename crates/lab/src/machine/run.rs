@@ -55,15 +55,18 @@ impl Machine {
         let threads = (0..)
             .zip(self.vcpus.drain(..))
             .map(|(index, mut fd)| {
-                let (devices, serial, stop, sender) = (
+                let (devices, serial, stop, sender, memory) = (
                     Arc::clone(devices),
                     Arc::clone(&serial),
                     Arc::clone(&stop),
                     sender.clone(),
+                    self.memory.clone(),
                 );
                 std::thread::spawn(move || {
                     let end = vcpu::run(index, &mut fd, devices.as_ref(), &serial, &stop);
-                    // The receiver lives until the threads are joined.
+                    // The machine may be gone by now: the guest needs its memory as long as it runs, and no longer.
+                    drop(memory);
+                    // Who stops the run may not want to hear of it.
                     let _ = sender.send(end.clone());
                     (fd, end)
                 })
@@ -110,29 +113,13 @@ impl Machine {
     /// # Errors
     ///
     /// [`LabError::Kvm`] if registers cannot be read afterwards.
-    pub fn stop(&mut self, running: Running) -> Result<Run, LabError> {
-        let Running {
-            threads,
-            ends,
-            stop,
-            serial,
-        } = running;
-        stop.store(true, Ordering::Release);
-        drop(ends);
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            for thread in threads.iter().filter(|thread| !thread.is_finished()) {
-                kick::kick(thread);
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
+    pub fn stop(&mut self, mut running: Running) -> Result<Run, LabError> {
         let mut ended = Vec::new();
-        for (index, thread) in (0..).zip(threads) {
-            let (fd, end) = thread
-                .join()
-                .map_err(|_| LabError::Guest(format!("the thread of vCPU {index} panicked")))?;
+        for (vcpu, joined) in (0..).zip(running.end()) {
+            let (fd, end) = joined.map_err(|_| LabError::Panicked { vcpu })?;
             let registers = fd
                 .get_regs()
-                .map_err(LabError::vcpu("KVM_GET_REGS", index))?;
+                .map_err(LabError::vcpu("KVM_GET_REGS", vcpu))?;
             let code = self.memory.read_obj(GuestAddress(registers.rip)).ok();
             ended.push(Ended {
                 end,
@@ -143,13 +130,13 @@ impl Machine {
         }
         Ok(Run {
             ended,
-            serial: serial.text(),
+            serial: running.serial.text(),
             timed_out: false,
         })
     }
 }
 
-/// vCPU threads at work.
+/// vCPU threads at work. Dropped, it stops them and waits for their end: no guest goes on unseen.
 pub struct Running {
     threads: Vec<std::thread::JoinHandle<(VcpuFd, End)>>,
     ends: mpsc::Receiver<End>,
@@ -157,13 +144,36 @@ pub struct Running {
     serial: Arc<devices::SerialLog>,
 }
 
+impl Running {
+    /// Stops all threads and takes what they leave behind.
+    fn end(&mut self) -> Vec<std::thread::Result<(VcpuFd, End)>> {
+        self.stop.store(true, Ordering::Release);
+        while self.threads.iter().any(|thread| !thread.is_finished()) {
+            for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
+                kick::kick(thread);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.threads
+            .drain(..)
+            .map(std::thread::JoinHandle::join)
+            .collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // How they ended is nobody's concern any more; after `stop` there are none left.
+        drop(self.end());
+    }
+}
+
 impl Run {
     /// Every vCPU said that it is done.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.ended
-            .iter()
-            .all(|ended| ended.end == End::Done(crate::contract::status::DONE))
+        let done = |ended: &Ended| ended.end == End::Done(crate::contract::status::DONE);
+        !self.ended.is_empty() && self.ended.iter().all(done)
     }
 
     /// In words, what went wrong; with the registers of the vCPU that it concerns.
@@ -183,6 +193,9 @@ impl Run {
                     .zip(&self.ended)
                     .find(|(_, ended)| ended.end == End::Stopped)
             });
+        if self.ended.is_empty() {
+            return "no vCPU ran".into();
+        }
         let Some((vcpu, ended)) = found else {
             return "nothing: every vCPU is done".into();
         };

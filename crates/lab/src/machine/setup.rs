@@ -169,10 +169,7 @@ pub(super) fn guest_cpuid(supported: &CpuId, setup: &Setup, vcpu: u32) -> Result
             ..Default::default()
         });
     }
-    CpuId::from_entries(&entries).map_err(|error| {
-        LabError::Guest(format!(
-            "{} CPUID leaves do not fit: {error:?}",
-            entries.len()
-        ))
+    CpuId::from_entries(&entries).map_err(|error| LabError::Cpuid {
+        what: format!("{} of them do not fit: {error:?}", entries.len()),
     })
 }

@@ -91,14 +91,21 @@ fn offset_attribute(value: &mut u64) -> kvm_device_attr {
     }
 }
 
-/// Guest TSC minus host TSC, as KVM tells it; `None` where KVM has no such attribute.
-#[must_use]
-pub fn tsc_offset(fd: &VcpuFd) -> Option<u64> {
+/// Guest TSC minus host TSC, modulo 2^64, as KVM tells it.
+///
+/// # Errors
+///
+/// [`LabError::Kvm`] where KVM has no such attribute. A fresh vCPU's counter then starts at 0 or anywhere else.
+pub fn tsc_offset(fd: &VcpuFd, index: u32) -> Result<u64, LabError> {
     let mut value = 0_u64;
     let mut attribute = offset_attribute(&mut value);
     // SAFETY: the descriptor is a vCPU's; the attribute is 8 bytes, which KVM writes to `value` during the call.
-    let result = unsafe { ioctl_with_mut_ref(fd, KVM_GET_DEVICE_ATTR(), &mut attribute) };
-    (result == 0).then_some(value)
+    match unsafe { ioctl_with_mut_ref(fd, KVM_GET_DEVICE_ATTR(), &mut attribute) } {
+        0 => Ok(value),
+        _ => Err(LabError::vcpu("KVM_GET_DEVICE_ATTR(TSC_OFFSET)", index)(
+            vmm_sys_util::errno::Error::last(),
+        )),
+    }
 }
 
 /// Sets guest TSC minus host TSC. KVM may accept and ignore it: read it back.

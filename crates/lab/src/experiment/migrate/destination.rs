@@ -62,17 +62,13 @@ pub(super) struct Moved {
 fn pair() -> Result<HostPair, LabError> {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .map_err(|_| LabError::Guest("this machine's clock stands before 1970".into()))?;
+        .map_err(|_| LabError::ClockBefore1970)?;
     let tai = Nanos::from_ns(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
     Ok(HostPair {
         host_tsc: lfence_rdtsc(),
         tai,
         error: Nanos::ZERO,
     })
-}
-
-fn step<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> LabError {
-    move |error| LabError::Guest(format!("{what}: {error}"))
 }
 
 /// Moves the paused guest of `source`.
@@ -103,7 +99,10 @@ pub(super) fn move_to(
             clocks
                 .lock()
                 .save_vcpu(VcpuIndex(vcpu), clocks.pages())
-                .ok_or_else(|| LabError::Guest(format!("vCPU {vcpu} has no clocks to save")))
+                .ok_or_else(|| LabError::Clocks {
+                    step: "saving a vCPU's clocks",
+                    why: format!("there is no vCPU {vcpu}"),
+                })
         })
         .collect::<Result<Vec<_>, _>>()?;
     let memory = source.memory().clone();
@@ -113,9 +112,9 @@ pub(super) fn move_to(
     let mut buffer = [0; VmState::MAX_BYTES];
     let state_bytes = saved
         .encode(&mut buffer)
-        .map_err(step("encoding the clock state"))?;
-    let saved =
-        VmState::decode(&buffer[..state_bytes]).map_err(step("decoding the clock state"))?;
+        .map_err(LabError::clocks("encoding the clock state"))?;
+    let saved = VmState::decode(&buffer[..state_bytes])
+        .map_err(LabError::clocks("decoding the clock state"))?;
 
     let machine = Machine::bare(backend, setup, memory)?;
     let honours_offset = honours_offset(&machine)?;
@@ -132,8 +131,8 @@ pub(super) fn move_to(
         counter: Counter::Invariant,
         arrival: Disruption::Moved,
     };
-    let (state, adjustments) =
-        adjust(&saved, &here, &there, policy).map_err(step("adjusting the clock state"))?;
+    let (state, adjustments) = adjust(&saved, &here, &there, policy)
+        .map_err(LabError::clocks("adjusting the clock state"))?;
 
     let wanted = adjustments
         .offset
@@ -144,7 +143,7 @@ pub(super) fn move_to(
         if honours_offset {
             set_tsc_offset(fd, index, wanted)?;
         }
-        offset = tsc_offset(fd).unwrap_or(0);
+        offset = tsc_offset(fd, index)?;
     }
     for (index, (fd, state)) in (0..).zip(machine.vcpus().iter().zip(&states)) {
         state.restore(fd, index)?;
@@ -156,7 +155,7 @@ pub(super) fn move_to(
         BUS,
         &state,
     )
-    .map_err(step("restoring the clocks"))?;
+    .map_err(LabError::clocks("restoring the clocks"))?;
     for (vcpu, (clocks, timers)) in (0..).zip(&vcpu_clocks) {
         restore_vcpu(&mut surface, vcpu, clocks, timers)?;
     }
@@ -165,11 +164,11 @@ pub(super) fn move_to(
         let open = surface
             .clock_mut()
             .begin_update(change, &pages)
-            .map_err(step("the update"))?;
+            .map_err(LabError::clocks("the update"))?;
         // wrapping: the counter itself wraps.
         open.publish(lfence_rdtsc().wrapping_add(offset))
             .map(|_| ())
-            .map_err(step("publishing the update"))
+            .map_err(LabError::clocks("publishing the update"))
     };
     publish(&mut surface, Change::Resume, adjustments.offset)?;
     // The counter is not where the adjustment put it: shifted on purpose, or not to be shifted at all.
@@ -210,7 +209,7 @@ fn restore_vcpu(
 ) -> Result<(), LabError> {
     surface
         .restore_vcpu(VcpuIndex(vcpu), clocks, timers)
-        .map_err(step("restoring a vCPU's clocks"))
+        .map_err(LabError::clocks("restoring a vCPU's clocks"))
 }
 
 /// A nominal rate that is not the one before: 4/5 of the real one, and the real one, in turn.
@@ -227,10 +226,7 @@ fn honours_offset(machine: &Machine) -> Result<bool, LabError> {
     let Some(fd) = machine.vcpus().first() else {
         return Ok(false);
     };
-    let Some(before) = tsc_offset(fd) else {
-        return Ok(false);
-    };
-    let probe = before.wrapping_add(1 << 20);
+    let probe = tsc_offset(fd, 0)?.wrapping_add(1 << 20);
     set_tsc_offset(fd, 0, probe)?;
-    Ok(tsc_offset(fd) == Some(probe))
+    Ok(tsc_offset(fd, 0)? == probe)
 }

@@ -1,15 +1,17 @@
 //! The devices of a timer guest: its clocks and, where KVM has no APIC, ours, with the synthetic timers' interrupts in it.
 //!
-//! A halted vCPU waits for its alarms in its own thread; a running one is kicked out of the guest by a helper thread that
+//! A halted vCPU waits for its alarms in its own thread; one that runs the guest is kicked out of it by a helper thread that
 //! waits for them too.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use chronovisor_abi::msr::Msr;
-use chronovisor_abi::quantity::Tsc;
-use chronovisor_host::apic::{DeadlineMode, LostTicks, MinimumPeriod, Rates, Settings};
+use chronovisor_abi::quantity::Nanos;
+use chronovisor_host::apic::{
+    Backend as _, Deadline, DeadlineMode, LostTicks, MinimumPeriod, Rates, Settings, SoftwareTimer,
+};
 use chronovisor_host::msr_surface::{Access, Effect};
 use chronovisor_host::partition_clock::VcpuIndex;
 use chronovisor_host::synthetic_timer::{Effects, Presence};
@@ -24,8 +26,8 @@ use crate::user_apic::{self, UserApic};
 
 /// How long a halted vCPU waits before it looks whether it should stop.
 const HALT: Duration = Duration::from_millis(100);
-/// How long the helper thread waits before it looks whether it should end.
-const HELPER: Duration = Duration::from_millis(20);
+/// How long the helper thread waits at most: its own alarm ends it.
+const HELPER: Duration = Duration::from_secs(1);
 /// How often the helper kicks a vCPU that does not look at its timers.
 const KICK_EVERY: Duration = Duration::from_micros(50);
 
@@ -34,6 +36,8 @@ struct Vcpu {
     apic: UserApic,
     /// For the synthetic timers.
     synthetic: Alarm,
+    /// Goes off when the helper shall end.
+    end: Alarm,
 }
 
 /// Clocks and APICs.
@@ -41,7 +45,7 @@ pub(super) struct TimerDevices {
     clocks: Clocks,
     /// One a vCPU, or none if KVM has the APICs.
     vcpus: Vec<Arc<Vcpu>>,
-    stop: Arc<AtomicBool>,
+    helpers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl TimerDevices {
@@ -55,7 +59,7 @@ impl TimerDevices {
         let pages = GuestPages::new(machine.memory().clone());
         let clocks = Clocks::start(count, counter.rate, counter.offset, pages)?;
         let rates = Rates::new(BUS, counter.rate)
-            .map_err(|error| LabError::Guest(format!("the APIC timer: {error}")))?;
+            .map_err(LabError::clocks("choosing the APIC timer's rates"))?;
         let settings = Settings {
             rates,
             minimum_period: MinimumPeriod::KVM,
@@ -69,13 +73,14 @@ impl TimerDevices {
                 Ok(Arc::new(Vcpu {
                     apic,
                     synthetic: Alarm::new()?,
+                    end: Alarm::new()?,
                 }))
             })
             .collect::<Result<_, LabError>>()?;
         Ok(Self {
             clocks,
             vcpus,
-            stop: Arc::new(AtomicBool::new(false)),
+            helpers: Mutex::default(),
         })
     }
 
@@ -89,25 +94,15 @@ impl TimerDevices {
         for interrupt in effects.interrupts() {
             vcpu.apic.request(interrupt.vector);
         }
-        let next = self
-            .clocks
-            .lock()
-            .next_timer(VcpuIndex(index), Presence::Present);
-        vcpu.synthetic.set(next.map(|due| self.until(due)));
-    }
-
-    fn until(&self, due: Tsc) -> Duration {
-        let now = self.clocks.guest_tsc();
-        if !now.is_before(due) {
-            return Duration::ZERO;
+        // One lock over all: the reading belongs to the clock by which the time is told.
+        let surface = self.clocks.lock();
+        let next = surface.next_timer(VcpuIndex(index), Presence::Present);
+        let mut wake = SoftwareTimer::new(surface.clock().rate());
+        if let Some(due) = next {
+            // A software timer counts any distance.
+            let _ = wake.set(Deadline::at_distance(due), self.clocks.reading());
         }
-        let rate = self.clocks.lock().clock().rate();
-        // Rounded up: an early alarm would only be set again.
-        let ticks = u128::from(due.wrapping_delta(now).as_ticks());
-        let ns = ticks
-            .saturating_mul(u128::from(rate.denominator()) * 1_000_000_000)
-            .div_ceil(u128::from(rate.numerator()).max(1));
-        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+        vcpu.synthetic.set(wake.expires());
     }
 
     fn expire_synthetic(&self, index: u32) {
@@ -124,7 +119,17 @@ impl TimerDevices {
 
 impl Drop for TimerDevices {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        for vcpu in &self.vcpus {
+            vcpu.end.set(Some(Nanos::ZERO));
+        }
+        let helpers = self
+            .helpers
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for helper in helpers.drain(..) {
+            // A loop that only waits and kicks cannot panic.
+            let _ = helper.join();
+        }
     }
 }
 
@@ -141,7 +146,9 @@ impl Devices for TimerDevices {
     fn write_msr(&self, vcpu: u32, index: u32, value: u64) -> Result<(), Refused> {
         match self.vcpu(vcpu) {
             Some(found) if user_apic::owns(Msr(index)) => {
-                found.apic.write(Msr(index), value, self.clocks.guest_tsc())
+                found
+                    .apic
+                    .write(Msr(index), value, || self.clocks.reading())
             }
             Some(_) => {
                 let (_, effect) = self.clocks.access(vcpu, Msr(index), Access::Write(value))?;
@@ -162,21 +169,28 @@ impl Devices for TimerDevices {
         let Some(vcpu) = self.vcpu(vcpu).map(Arc::clone) else {
             return;
         };
-        let stop = Arc::clone(&self.stop);
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Acquire) {
-                if wait_for_any([vcpu.apic.alarm(), &vcpu.synthetic], HELPER) {
+        let helper = std::thread::spawn(move || {
+            loop {
+                let due = wait_for_any([vcpu.apic.alarm(), &vcpu.synthetic, &vcpu.end], HELPER);
+                if vcpu.end.is_due() {
+                    return;
+                }
+                if due {
                     kicker.kick();
                     std::thread::sleep(KICK_EVERY);
                 }
             }
         });
+        self.helpers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(helper);
     }
 
     fn pending_interrupt(&self, vcpu: u32) -> Option<u8> {
         let found = self.vcpu(vcpu)?;
         if found.apic.alarm().is_due() {
-            found.apic.expire(self.clocks.guest_tsc());
+            found.apic.expire(|| self.clocks.reading());
         }
         if found.synthetic.is_due() {
             self.expire_synthetic(vcpu);
@@ -193,7 +207,8 @@ impl Devices for TimerDevices {
     fn wait_halted(&self, vcpu: u32) -> bool {
         match self.vcpu(vcpu) {
             Some(found) => {
-                wait_for_any([found.apic.alarm(), &found.synthetic], HALT);
+                // The caller looks what it was.
+                let _ = wait_for_any([found.apic.alarm(), &found.synthetic], HALT);
                 true
             }
             None => false,

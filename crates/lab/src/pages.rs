@@ -4,7 +4,15 @@
 use chronovisor_abi::pvclock::{Record, WallClockRecord};
 use chronovisor_abi::reference_tsc::ReferenceTscPage;
 use chronovisor_host::guest_memory::{GuestAddress, GuestMemory};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap};
+
+use crate::contract::TIME_PORT;
+
+/// `mov dx, TIME_PORT; out dx, al; ret`. The answer comes in RAX; a hypercall may change RDX.
+const fn hypercall_code() -> [u8; 6] {
+    let [low, high] = TIME_PORT.to_le_bytes();
+    [0x66, 0xBA, low, high, 0xEE, 0xC3]
+}
 
 /// The pages of one guest.
 #[derive(Clone)]
@@ -15,6 +23,17 @@ impl GuestPages {
     #[must_use]
     pub const fn new(memory: GuestMemoryMmap) -> Self {
         Self(memory)
+    }
+
+    /// Puts the code of our one hypercall into the page at `address`. An address outside memory names no page.
+    ///
+    /// KVM answers VMCALL and VMMCALL itself, so the code leaves the guest by a port; both rings may use it.
+    pub fn fill_hypercall_page(&self, address: GuestAddress) {
+        let code = hypercall_code();
+        // Nothing to do about a page that is not there: the guest will see that it has no code.
+        let _ = self
+            .0
+            .write_slice(&code, vm_memory::GuestAddress(address.as_u64()));
     }
 
     /// # Safety

@@ -58,6 +58,8 @@ pub mod status {
     pub const NOT_CONFORMING: u32 = 0x14;
     /// The job names no known experiment.
     pub const BAD_JOB: u32 = 0x13;
+    /// The hypervisor refused a clock without which the job means nothing.
+    pub const REFUSED: u32 = 0x15;
 }
 
 /// Experiments, by number.
@@ -137,14 +139,12 @@ pub struct Job {
     pub reads_kernel: u64,
     /// Reads a round for rows that exit or trap.
     pub reads_exit: u64,
-    /// The guest's TSC frequency in Hz.
-    pub tsc_hz: u64,
     /// Meaning depends on the experiment.
     pub argument: [u64; 7],
 }
 
 /// Words of a job, magic included.
-pub const JOB_WORDS: usize = 16;
+pub const JOB_WORDS: usize = 15;
 
 impl Job {
     /// A job without rows, for one read of everything it names.
@@ -158,7 +158,6 @@ impl Job {
             reads_user: 1,
             reads_kernel: 1,
             reads_exit: 1,
-            tsc_hz: 0,
             argument: [0; 7],
         }
     }
@@ -176,7 +175,6 @@ impl Job {
             self.reads_user,
             self.reads_kernel,
             self.reads_exit,
-            self.tsc_hz,
             a[0],
             a[1],
             a[2],
@@ -199,7 +197,6 @@ impl Job {
             reads_user,
             reads_kernel,
             reads_exit,
-            tsc_hz,
             argument @ ..,
         ] = words;
         if *magic != JOB_MAGIC {
@@ -213,7 +210,6 @@ impl Job {
             reads_user: *reads_user,
             reads_kernel: *reads_kernel,
             reads_exit: *reads_exit,
-            tsc_hz: *tsc_hz,
             argument: *argument,
         })
     }
@@ -286,7 +282,7 @@ pub mod row {
     pub const SCHED_CLOCK_MSR: u32 = 9;
     /// `rdtsc` under CR4.TSD, emulated by the guest's kernel.
     pub const TRAPPED_RDTSC: u32 = 10;
-    /// Our hypercall page, whose code is an `out`.
+    /// Our hypercall page, called; its code is an `out`.
     pub const HYPERCALL_TIME: u32 = 11;
     /// KVM's clock-pairing hypercall.
     pub const HYPERCALL_CLOCK_PAIRING: u32 = 12;
@@ -304,19 +300,23 @@ pub mod row {
 
 /// Records that are no rows of the clock table.
 pub mod record {
-    /// Scheduler clock at its first read (ns), the reference time then (100 ns), whether the MSR write was accepted.
+    /// Scheduler clock at its first read (ns), 0, 0. Absent if the hypervisor refused the reference page.
     pub const SCHED_CLOCK_START: u32 = 0x100;
     /// Bracketing page, MSR, page: violations, rounds, widest bracket (100 ns).
     pub const BRACKET: u32 = 0x101;
-    /// Steps back across vCPUs: clock number (row), steps, largest in the clock's own unit.
+    /// Steps back across vCPUs: clock number (row, or the next constant), steps, largest in the clock's own unit.
     pub const CROSS_VCPU: u32 = 0x102;
+    /// Number of the clock that is the reference page and the counter MSR in turn: no row of the table.
+    pub const PAGE_AND_MSR_IN_TURN: u32 = 0x200;
+    /// Reads of a clock across vCPUs: clock number as above, reads that gave a time, reads that gave none.
+    pub const CROSS_VCPU_READS: u32 = 0x10E;
     /// Our pvclock less our page at one TSC, in ns, two's complement: smallest, largest, rounds.
     pub const PAGE_PVCLOCK: u32 = 0x103;
     /// Bring-up of one AP: TSC at SIPI, TSC when ready, lpj.
     pub const AP_READY: u32 = 0x104;
     /// Bring-up of all: TSC before the first SIPI, TSC after the last AP, 0.
     pub const SMP_DONE: u32 = 0x105;
-    /// Samples taken into the sample array: count, lost, first value.
+    /// Ticks went into the sample array: TSC before the timer was armed, 0, 0.
     pub const SAMPLES: u32 = 0x106;
     /// Clock steps during migration: clock number (row), steps back, largest step back in the clock's own unit.
     pub const MIGRATE_STEPS: u32 = 0x107;

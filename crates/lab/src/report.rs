@@ -13,8 +13,6 @@ use crate::contract::{
 pub struct VcpuReport {
     /// The records, oldest first.
     pub records: Vec<Record>,
-    /// Records that found no room.
-    pub dropped: u64,
     /// The step that ran last: bit of the job's rows. `None` before the first.
     pub step: Option<u32>,
 }
@@ -27,17 +25,22 @@ fn word(memory: &GuestMemoryMmap, gpa: u64) -> Result<u64, LabError> {
         })
 }
 
-/// Reads the report of `vcpu`. Nothing in it is trusted: a count beyond the slot is cut.
+/// Reads the report of `vcpu`. Nothing in it is trusted.
 ///
 /// # Errors
 ///
-/// [`LabError::Memory`] if the slot is outside guest memory.
+/// [`LabError::Memory`] if the slot is outside guest memory, [`LabError::Guest`] if the vCPU counted more records than
+/// a slot holds: what is missing nobody knows.
 pub fn read(memory: &GuestMemoryMmap, vcpu: u32) -> Result<VcpuReport, LabError> {
     let slot = REPORT_GPA + u64::from(vcpu) * REPORT_BYTES;
     let count = word(memory, slot)?;
-    let kept = count.min(MAX_RECORDS);
+    if count > MAX_RECORDS {
+        return Err(LabError::Guest(format!(
+            "vCPU {vcpu} reported {count} records, and only {MAX_RECORDS} have room"
+        )));
+    }
     let mut records = Vec::new();
-    for record in 0..kept {
+    for record in 0..count {
         let at = slot + 8 * (REPORT_HEADER_WORDS + record * RECORD_WORDS);
         let mut words = [0; 4];
         for (word_at, value) in (at..).step_by(8).zip(&mut words) {
@@ -48,7 +51,6 @@ pub fn read(memory: &GuestMemoryMmap, vcpu: u32) -> Result<VcpuReport, LabError>
     let step = word(memory, slot + 8)?;
     Ok(VcpuReport {
         records,
-        dropped: count - kept,
         step: step.checked_sub(1).and_then(|bit| u32::try_from(bit).ok()),
     })
 }

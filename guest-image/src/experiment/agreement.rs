@@ -37,7 +37,7 @@ pub fn run(job: &Job) {
     // Page and MSR are one clock, whichever CPU reads which.
     static EITHER: AtomicU64 = AtomicU64::new(0);
     let turn = AtomicU64::new(0);
-    across(job, row::SCHED_CLOCK_PAGE, costly, &EITHER, || {
+    across(job, record::PAGE_AND_MSR_IN_TURN, costly, &EITHER, || {
         if turn.fetch_add(1, Ordering::Relaxed) & 1 == 0 {
             page()
         } else {
@@ -121,16 +121,19 @@ fn same_instant(rounds: u64) {
 /// No CPU reads less than what any CPU read before.
 fn across(job: &Job, clock: u32, rounds: u64, last: &AtomicU64, read: impl Fn() -> Option<u64>) {
     barrier(job.vcpus);
-    let (mut steps, mut largest) = (0, 0);
+    let (mut steps, mut largest, mut reads) = (0, 0, 0);
     for _ in 0..rounds {
         // Acquire: the counter is read after it, since `rdtscp` waits for earlier loads.
         let before = last.load(Ordering::Acquire);
         let Some(now) = read() else { continue };
+        reads += 1;
         if now < before {
             steps += 1;
             largest = largest.max(before - now);
         }
         last.fetch_max(now, Ordering::AcqRel);
     }
-    report::push(record::CROSS_VCPU, 3, [u64::from(clock), steps, largest]);
+    let clock = u64::from(clock);
+    report::push(record::CROSS_VCPU, 3, [clock, steps, largest]);
+    report::push(record::CROSS_VCPU_READS, 3, [clock, reads, rounds - reads]);
 }

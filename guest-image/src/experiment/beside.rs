@@ -19,14 +19,18 @@ static OURS: ReferenceTscPage = ReferenceTscPage::new();
 pub fn run(job: &Job) {
     let rounds = job.argument[0];
     if !pages::has_reference() {
-        report::finish(status::BAD_JOB);
+        report::finish(status::REFUSED);
     }
     describe(0, &pages::REFERENCE, rounds);
     // The VMM takes the MSRs over.
     instruction::out8(CHECKPOINT_PORT, 1);
-    in_ring0(|| {
-        let _ = try_wrmsr(Msr::HV_REFERENCE_TSC.0, (&raw const OURS) as u64 | ENABLE);
+    let registered = in_ring0(|| {
+        let address = (&raw const OURS) as u64;
+        Some(try_wrmsr(Msr::HV_REFERENCE_TSC.0, address | ENABLE).is_ok())
     });
+    if registered != Some(true) {
+        report::finish(status::REFUSED);
+    }
     describe(1, &OURS, rounds);
     // Both pages at one and the same counter value, again and again.
     let (mut smallest, mut largest, mut done) = (i64::MAX, i64::MIN, 0);

@@ -10,10 +10,10 @@ use chronovisor_guest::guard::Guarded;
 use chronovisor_guest::pvclock::PvclockError;
 use chronovisor_guest::sched_clock::SchedClock;
 
-use crate::contract::{Job, NULL_MSR, TIME_PORT, record, row, void};
+use crate::contract::{Job, NULL_MSR, record, row, void};
 use crate::experiment::barrier;
 use crate::gate::in_ring0;
-use crate::loops::{Rounds, time};
+use crate::loops::{self, Plan, Rounds};
 use crate::pages::{self, kernel, user};
 use crate::{cpu, gate, instruction, report};
 
@@ -35,18 +35,14 @@ pub fn run(job: &Job) {
     });
     let cpuid = || u64::from(instruction::cpuid(0, 0)[0]);
     rows.exits(row::CPUID, cpuid, cpuid);
-    rows.exits(row::HYPERCALL_TIME, hypercall_time, hypercall_time);
+    hypercall_page(&rows);
     if cpu::this()
         .index
         .load(core::sync::atomic::Ordering::Relaxed)
         == 0
+        && let Some(first) = pages::sched_clock_first()
     {
-        let [first, at] = pages::sched_clock_start();
-        report::push(
-            record::SCHED_CLOCK_START,
-            0,
-            [first, at, u64::from(pages::has_reference())],
-        );
+        report::push(record::SCHED_CLOCK_START, 0, [first.as_ns(), 0, 0]);
     }
     reference(&rows);
     sched_clock(&rows);
@@ -126,6 +122,22 @@ fn sched_clock(rows: &Rows<'_>) {
                 || ns(sched.now()),
             );
         }
+    }
+}
+
+/// The hypercall page, called as a guest calls it: what its code does is the VMM's affair.
+fn hypercall_page(rows: &Rows<'_>) {
+    let row = row::HYPERCALL_TIME;
+    if !rows.asked(row) && !rows.asked(32 + row) {
+        return;
+    }
+    let enabled = in_ring0(|| Some(pages::enable_hypercalls().is_ok())) == Some(true);
+    if !enabled {
+        rows.void(row, void::REFUSED, 0);
+    } else if !pages::has_hypercalls() {
+        rows.void(row, void::NOT_VALID, 0);
+    } else {
+        rows.exits(row, pages::hypercall_time, pages::hypercall_time);
     }
 }
 
@@ -226,39 +238,19 @@ fn trapped(rows: &Rows<'_>) {
     toggle();
     let before = traps();
     let probe = rdtsc().as_ticks();
-    crate::loops::keep(probe);
+    loops::keep(probe);
     let trapped = traps() > before;
-    // The brackets of the loop would trap too: they are taken in ring 0.
-    let reads = rows.job.reads_exit;
-    let mut best = u64::MAX;
-    let mut all = 0;
+    barrier(rows.job.vcpus);
     if trapped {
-        for _ in 0..rows.job.rounds {
-            let start = in_ring0(instruction::ordered_tsc);
-            for _ in 0..reads {
-                crate::loops::keep(rdtsc().as_ticks());
-            }
-            let round = in_ring0(instruction::ordered_tsc).wrapping_sub(start);
-            best = best.min(round);
-            all += round;
-        }
-    }
-    toggle();
-    if trapped {
-        report::push(row, 3, [best, reads, all / rows.job.rounds]);
+        // Brackets around the loop would trap too, or go through the gate and put its cost into the figure.
+        let plan = rows.plan(rows.job.reads_exit);
+        let found = loops::time_by_values(plan, || rdtsc().as_ticks());
+        toggle();
+        rows.report(row, 3, plan, found);
     } else {
+        toggle();
         rows.void(row, void::NOT_TRAPPED, 0);
     }
-}
-
-/// The VMM answers in RAX.
-fn hypercall_time() -> u64 {
-    let time: u64;
-    // SAFETY: the port's handler changes RAX only.
-    unsafe {
-        asm!("out dx, al", in("dx") TIME_PORT, inout("rax") 0_u64 => time, options(nostack, preserves_flags))
-    };
-    time
 }
 
 struct Rows<'a> {
@@ -268,6 +260,18 @@ struct Rows<'a> {
 impl Rows<'_> {
     fn asked(&self, row: u32) -> bool {
         self.job.rows >> row & 1 == 1
+    }
+
+    fn plan(&self, reads: u64) -> Plan {
+        Plan {
+            rounds: self.job.rounds,
+            reads,
+            cpus: self.job.vcpus,
+        }
+    }
+
+    fn report(&self, row: u32, ring: u32, plan: Plan, found: Rounds) {
+        report::push(row, ring, [found.best, plan.reads, found.median]);
     }
 
     fn void(&self, row: u32, reason: u64, detail: u64) {
@@ -295,8 +299,8 @@ impl Rows<'_> {
         if self.asked(row) {
             report::step(row);
             barrier(self.job.vcpus);
-            let Rounds { best, median } = time(self.job.rounds, reads, read);
-            report::push(row, 3, [best, reads, median]);
+            let plan = self.plan(reads);
+            self.report(row, 3, plan, loops::time(plan, read));
         }
     }
 
@@ -305,9 +309,8 @@ impl Rows<'_> {
         if self.asked(32 + row) {
             report::step(32 + row);
             barrier(self.job.vcpus);
-            let rounds = self.job.rounds;
-            let Rounds { best, median } = in_ring0(|| time(rounds, reads, read));
-            report::push(row, 0, [best, reads, median]);
+            let plan = self.plan(reads);
+            self.report(row, 0, plan, in_ring0(|| loops::time(plan, read)));
         }
     }
 }

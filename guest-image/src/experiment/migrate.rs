@@ -92,24 +92,16 @@ pub fn run(job: &Job) {
     let [mut page, mut msr, mut pvclock, mut sched, mut tsc] =
         [const { 0 }; 5].map(|_: u8| Seen::default());
     let reference = user::reference_clock();
-    // One clock for all CPUs: each starts its own at the moment that the first CPU chose.
-    static START: AtomicU64 = AtomicU64::new(0);
-    let now = reference.observe().reading.time.as_100ns();
-    let origin = START
-        .compare_exchange(0, now, Ordering::AcqRel, Ordering::Acquire)
-        .map_or_else(|first| first, |_| now);
+    // One clock for all CPUs, which goes with the machine.
+    let scheduler = user::sched_clock();
     let mut turn = 0_u64;
-    while !stop() {
+    loop {
+        // One more turn after the VMM's word: every clock is read on both sides of every move.
+        let is_last = stop();
         page.read(&PAGE, || Some(reference.observe().reading.time.as_100ns()));
         sched.read(&SCHED, || {
-            Some(
-                reference
-                    .observe()
-                    .reading
-                    .time
-                    .as_100ns()
-                    .wrapping_sub(origin),
-            )
+            let Ok(now) = scheduler?.now();
+            Some(now.as_ns())
         });
         if ours {
             pvclock.read(&PVCLOCK, || {
@@ -119,10 +111,16 @@ pub fn run(job: &Job) {
                     .map(|reading| reading.time.as_ns())
             });
         }
-        if turn % MSR_EVERY == 0 {
+        if turn % MSR_EVERY == 0 || is_last {
             msr.read(&MSR, || Some(user::counter_msr().as_100ns()));
         }
         tsc.read(&TSC, || Some(rdtscp().0.as_ticks()));
+        if turn == 0 {
+            report::step(row::REFERENCE_TSC_PAGE);
+        }
+        if is_last {
+            break;
+        }
         turn += 1;
     }
     page.report(row::REFERENCE_TSC_PAGE);

@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 
 use crate::apic::{self, Mode};
 use crate::contract::{Job, record, timer};
+use crate::experiment::barrier;
 use crate::gate::in_ring0;
 use crate::instruction::{ordered_tsc, wait_for_interrupt, wrmsr};
 use crate::{cpu, report};
@@ -19,8 +20,10 @@ const STIMER_VECTOR_SHIFT: u64 = 4;
 /// The interrupt handler puts each tick's TSC into the sample array.
 pub fn run(job: &Job) {
     let [which, ticks, period, period_tsc, ..] = job.argument;
+    in_ring0(apic::enable);
+    // Only now do all CPUs arm at once: they did not come up at once.
+    barrier(job.vcpus);
     let start = in_ring0(|| {
-        apic::enable();
         let cpu = cpu::this();
         let seen = || cpu.interrupts.load(Ordering::Acquire);
         let start = ordered_tsc();
@@ -71,6 +74,5 @@ pub fn run(job: &Job) {
         }
         start
     });
-    let seen = cpu::this().interrupts.load(Ordering::Relaxed);
-    report::push(record::SAMPLES, 0, [seen, start, ordered_tsc()]);
+    report::push(record::SAMPLES, 0, [start, 0, 0]);
 }

@@ -23,10 +23,10 @@ pub struct Agreement {
     pub brackets: u64,
     /// Brackets that the MSR fell out of.
     pub bracket_violations: u64,
-    /// Our pvclock less our page at one TSC, in ns: the smallest difference.
-    pub pvclock_less_page_min_ns: i64,
+    /// Our pvclock less our page at one TSC, in ns: the smallest difference. None if the two could not be compared.
+    pub pvclock_less_page_min_ns: Option<i64>,
     /// The largest difference.
-    pub pvclock_less_page_max_ns: i64,
+    pub pvclock_less_page_max_ns: Option<i64>,
     /// How often the two were compared.
     pub compared: u64,
     /// Each clock read by all vCPUs in turn.
@@ -34,31 +34,48 @@ pub struct Agreement {
 }
 
 /// One clock, read by all vCPUs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Across {
     /// The clock.
     pub clock: &'static str,
+    /// Reads that gave a time.
+    pub reads: u64,
+    /// Reads that gave none: the page or record was not valid, or being written each time it was tried.
+    pub failed_reads: u64,
     /// Reads that were less than what some vCPU read before.
     pub steps_back: u64,
     /// The largest such step, in ns.
     pub largest_step_ns: u64,
 }
 
+/// The clocks that all vCPUs read: number, name, ns of a unit.
+const CLOCKS: [(u32, &str, u64); 5] = [
+    (row::REFERENCE_TSC_PAGE, "reference-tsc-page", 100),
+    (row::REFERENCE_COUNTER_MSR, "reference-counter-msr", 100),
+    (record::PAGE_AND_MSR_IN_TURN, "page and msr in turn", 100),
+    (row::PVCLOCK_PAGE_OURS, "pvclock-page-ours", 1),
+    (row::PVCLOCK_PAGE, "pvclock-page", 1),
+];
+
 impl Agreement {
-    /// Nothing is wrong: no violated bracket, no step back, and page and pvclock one clock.
+    /// Nothing is wrong, and everything was looked at: no violated bracket, no step back of any of the five clocks, and page and
+    /// pvclock one clock.
     ///
     /// The page shows whole units of 100 ns and its line need not start on one, so it stands less than 100 ns before or
     /// behind the clock; a pvclock read rounds down, by less than 2 ns.
     #[must_use]
     pub fn holds(&self) -> bool {
+        let agrees = |clock: &str| {
+            self.across_vcpus
+                .iter()
+                .any(|across| across.clock == clock && across.reads > 0 && across.steps_back == 0)
+        };
         self.bracket_violations == 0
             && self.brackets > 0
-            && self
-                .across_vcpus
-                .iter()
-                .all(|across| across.steps_back == 0)
-            && self.pvclock_less_page_min_ns > -102
-            && self.pvclock_less_page_max_ns < 100
+            && CLOCKS.iter().all(|(_, clock, _)| agrees(clock))
+            && self.compared > 0
+            && self.pvclock_less_page_min_ns.is_some_and(|ns| ns > -102)
+            && self.pvclock_less_page_max_ns.is_some_and(|ns| ns < 100)
     }
 }
 
@@ -92,8 +109,6 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
     }
     let mut found = Agreement {
         vcpus,
-        pvclock_less_page_min_ns: i64::MAX,
-        pvclock_less_page_max_ns: i64::MIN,
         ..Agreement::default()
     };
     for one in machine.reports()?.iter().flat_map(|report| &report.records) {
@@ -103,14 +118,28 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
                 found.bracket_violations += a;
                 found.brackets += b;
             }
-            record::PAGE_PVCLOCK => {
-                found.pvclock_less_page_min_ns =
-                    found.pvclock_less_page_min_ns.min(a.cast_signed());
-                found.pvclock_less_page_max_ns =
-                    found.pvclock_less_page_max_ns.max(b.cast_signed());
+            // Without a comparison there are no bounds either.
+            record::PAGE_PVCLOCK if c > 0 => {
+                let bound = |known: Option<i64>, new: u64, choose: fn(i64, i64) -> i64| {
+                    let new = new.cast_signed();
+                    Some(known.map_or(new, |known| choose(known, new)))
+                };
+                found.pvclock_less_page_min_ns = bound(found.pvclock_less_page_min_ns, a, i64::min);
+                found.pvclock_less_page_max_ns = bound(found.pvclock_less_page_max_ns, b, i64::max);
                 found.compared += c;
             }
-            record::CROSS_VCPU => found.add_across(a, b, c),
+            record::CROSS_VCPU => {
+                if let Some((across, unit_ns)) = found.across(a) {
+                    across.steps_back += b;
+                    across.largest_step_ns = across.largest_step_ns.max(c.saturating_mul(unit_ns));
+                }
+            }
+            record::CROSS_VCPU_READS => {
+                if let Some((across, _)) = found.across(a) {
+                    across.reads += b;
+                    across.failed_reads += c;
+                }
+            }
             _ => {}
         }
     }
@@ -118,30 +147,67 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
 }
 
 impl Agreement {
-    fn add_across(&mut self, number: u64, steps_back: u64, largest: u64) {
-        let (clock, unit_ns) = match u32::try_from(number) {
-            Ok(row::REFERENCE_TSC_PAGE) => ("reference-tsc-page", 100),
-            Ok(row::REFERENCE_COUNTER_MSR) => ("reference-counter-msr", 100),
-            Ok(row::SCHED_CLOCK_PAGE) => ("page and msr in turn", 100),
-            Ok(row::PVCLOCK_PAGE_OURS) => ("pvclock-page-ours", 1),
-            Ok(row::PVCLOCK_PAGE) => ("pvclock-page", 1),
-            _ => return,
-        };
-        let largest_step_ns = largest.saturating_mul(unit_ns);
-        match self
+    /// What is known of the clock with this number, and the ns of its unit.
+    fn across(&mut self, number: u64) -> Option<(&mut Across, u64)> {
+        let (_, clock, unit_ns) = CLOCKS
+            .iter()
+            .find(|(known, _, _)| u64::from(*known) == number)?;
+        let at = self
             .across_vcpus
-            .iter_mut()
-            .find(|across| across.clock == clock)
-        {
-            Some(across) => {
-                across.steps_back += steps_back;
-                across.largest_step_ns = across.largest_step_ns.max(largest_step_ns);
-            }
-            None => self.across_vcpus.push(Across {
-                clock,
-                steps_back,
-                largest_step_ns,
-            }),
+            .iter()
+            .position(|across| across.clock == *clock)
+            .unwrap_or_else(|| {
+                self.across_vcpus.push(Across {
+                    clock,
+                    ..Across::default()
+                });
+                self.across_vcpus.len() - 1
+            });
+        self.across_vcpus
+            .get_mut(at)
+            .map(|across| (across, *unit_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound() -> Agreement {
+        let across_vcpus = CLOCKS.iter().map(|(_, clock, _)| Across {
+            clock,
+            reads: 10,
+            ..Across::default()
+        });
+        Agreement {
+            vcpus: 2,
+            brackets: 10,
+            compared: 10,
+            pvclock_less_page_min_ns: Some(-101),
+            pvclock_less_page_max_ns: Some(99),
+            across_vcpus: across_vcpus.collect(),
+            ..Agreement::default()
+        }
+    }
+
+    #[test]
+    fn nothing_holds_that_was_not_looked_at() {
+        assert!(sound().holds());
+        let breaks: [fn(&mut Agreement); 9] = [
+            |found| found.brackets = 0,
+            |found| found.bracket_violations = 1,
+            |found| found.compared = 0,
+            |found| found.pvclock_less_page_min_ns = None,
+            |found| found.pvclock_less_page_min_ns = Some(-102),
+            |found| found.pvclock_less_page_max_ns = Some(100),
+            |found| drop(found.across_vcpus.pop()),
+            |found| found.across_vcpus[0].reads = 0,
+            |found| found.across_vcpus[4].steps_back = 1,
+        ];
+        for (number, one) in (0..).zip(breaks) {
+            let mut found = sound();
+            one(&mut found);
+            assert!(!found.holds(), "{number}: {found:?}");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use chronovisor_abi::quantity::Hertz;
 use chronovisor_abi::scale::ReferenceScale;
+use chronovisor_host::msr_surface::Privileges;
 use kvm_ioctls::VmFd;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -57,6 +58,24 @@ pub struct Beside {
     pub compared: u64,
 }
 
+impl Beside {
+    /// Both pages are valid and hold their counters, and the two clocks keep their distance.
+    ///
+    /// Each page rounds down to units of 100 ns, so at two counter values the difference of two lines that keep their distance may
+    /// come out one unit apart. Their rates part by less than 1 ppb, which over the comparison is nothing.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        const UNIT_NS: u64 = 100;
+        let sound = |side: &Side| {
+            !matches!(side.sequence, 0 | u32::MAX) && side.brackets > 0 && side.violations == 0
+        };
+        self.sides.len() == 2
+            && self.sides.iter().all(sound)
+            && self.compared > 0
+            && self.difference_min_ns.abs_diff(self.difference_max_ns) <= UNIT_NS
+    }
+}
+
 /// Ours, which answer only after the guest's checkpoint.
 struct Handover {
     vm: Arc<VmFd>,
@@ -101,7 +120,7 @@ pub fn run(backend: &Backend) -> Result<Beside, LabError> {
     let rate = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?.rate;
     let setup = Setup {
         hyperv_msrs: Owner::Kvm,
-        hypervisor_leaves: conformance::hypervisor_leaves(rate)?,
+        hypervisor_leaves: conformance::hypervisor_leaves(rate, Privileges::EVERYTHING)?,
         ..Setup::new(1)
     };
     let mut machine = Machine::new(backend, &setup, &job)?;
@@ -185,4 +204,40 @@ fn rate_error_ppb(scale: u64, rate: Hertz) -> f64 {
         let difference = i128::from(scale) - i128::from(exact.as_raw());
         difference as f64 / exact.as_raw() as f64 * 1e9
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_holds_that_was_not_looked_at() {
+        let side = Side {
+            sequence: 1,
+            brackets: 10,
+            ..Side::default()
+        };
+        let sound = Beside {
+            tsc_hz: 1_000_000_000,
+            sides: vec![side.clone(), side],
+            difference_min_ns: -300,
+            difference_max_ns: -200,
+            compared: 10,
+        };
+        assert!(sound.holds());
+        let breaks: [fn(&mut Beside); 7] = [
+            |found| drop(found.sides.pop()),
+            |found| found.sides[0].sequence = 0,
+            |found| found.sides[1].sequence = u32::MAX,
+            |found| found.sides[0].brackets = 0,
+            |found| found.sides[1].violations = 1,
+            |found| found.compared = 0,
+            |found| found.difference_max_ns = -100,
+        ];
+        for (number, one) in (0..).zip(breaks) {
+            let mut found = sound.clone();
+            one(&mut found);
+            assert!(!found.holds(), "{number}: {found:?}");
+        }
+    }
 }

@@ -31,7 +31,8 @@ pub use ratios::Ratio;
 pub struct Options {
     /// vCPU counts; each gets the whole table.
     pub vcpus: Vec<u32>,
-    /// Rounds of each row, at most 32. Many short ones: the quickest is then undisturbed even on a busy machine.
+    /// Rounds of each row, at most 32. Many short ones: with one vCPU the quickest is then undisturbed even on a busy machine,
+    /// and with several the middle one is under the others' load.
     pub rounds: u64,
     /// Reads a round of a row that does not exit, in ring 3.
     pub reads: u64,
@@ -74,9 +75,12 @@ pub struct Row {
     pub ring: u32,
     /// How many vCPUs read at once.
     pub vcpus: u32,
-    /// Cycles of one read in the quickest round, averaged over the vCPUs.
+    /// Cycles of one read: with one vCPU in the quickest round, with several in the one in the middle, averaged over them. In its
+    /// quickest round a vCPU may have read alone, while the host did not run the others.
     pub cycles: Option<f64>,
-    /// The same in the round in the middle.
+    /// Cycles of one read in the quickest round.
+    pub cycles_quickest: Option<f64>,
+    /// Cycles of one read in the round in the middle.
     pub cycles_median: Option<f64>,
     /// `cycles` in ns.
     pub ns: Option<f64>,
@@ -91,13 +95,17 @@ pub struct Report {
     pub place: Place,
     /// The guest's TSC rate in Hz.
     pub tsc_hz: u64,
+    /// How many CPUs this program may run on. More vCPUs than that take turns, and a row of theirs is not of reads at once.
+    pub host_cpus: u32,
+    /// What makes figures mean less than they say.
+    pub warnings: Vec<Warning>,
     /// The table.
     pub rows: Vec<Row>,
     /// Its ratios.
     pub ratios: Vec<Ratio>,
     /// Whether the clocks agree with each other, for each vCPU count.
     pub agreement: Vec<Agreement>,
-    /// The scheduler's clock at its first read, the guest's first act, in ns. It starts at 0.
+    /// The scheduler's clock at its first read, the guest's first act, in ns. It starts at 0. None if there was no clock to start.
     pub sched_clock_first_ns: Option<u64>,
     /// KVM's own Hyper-V clock beside ours, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,6 +114,47 @@ pub struct Report {
     pub seed_rows: &'static [SeedRow],
     /// How long it took, in s.
     pub seconds: f64,
+}
+
+/// Something that makes figures mean less than they say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Warning {
+    /// A name that stays.
+    pub code: &'static str,
+    /// What was seen.
+    pub seen: String,
+    /// What it does to the figures.
+    pub means: &'static str,
+    /// What to try.
+    pub remedy: String,
+}
+
+impl Report {
+    /// The clocks agree with each other and, if it was asked for, with KVM's own Hyper-V clock.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.agreement.iter().all(Agreement::holds)
+            && self.beside.as_ref().is_none_or(Beside::holds)
+    }
+
+    /// Whether this host can run so many vCPUs at one and the same time.
+    #[must_use]
+    pub const fn runs_at_once(&self, vcpus: u32) -> bool {
+        vcpus <= self.host_cpus
+    }
+}
+
+/// A warning for each vCPU count beyond the host's CPUs.
+fn warnings(vcpus: &[u32], host_cpus: u32) -> Vec<Warning> {
+    let beyond = vcpus.iter().filter(|vcpus| **vcpus > host_cpus);
+    beyond
+        .map(|vcpus| Warning {
+            code: "more-vcpus-than-cpus",
+            seen: format!("{vcpus} vCPUs on {host_cpus} CPUs of this host"),
+            means: "the vCPUs take turns: their reads are not at once, and contention costs less than it would",
+            remedy: format!("--vcpus {host_cpus}, or a host with more CPUs"),
+        })
+        .collect()
 }
 
 /// The clocks by row number, in the order in which they are shown.
@@ -183,9 +232,13 @@ pub fn run(
         ));
         agreement.push(agreement::run(backend, vcpus, options.checks)?);
     }
+    let host_cpus = std::thread::available_parallelism()
+        .map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
     Ok(Report {
         place: Place::of(backend),
         tsc_hz,
+        host_cpus,
+        warnings: warnings(&options.vcpus, host_cpus),
         ratios: ratios::of(&rows),
         rows,
         agreement,
@@ -213,14 +266,16 @@ fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<Found, LabE
         Kind::Vmx => 1,
         Kind::Svm => 2,
         Kind::Software | Kind::Unknown => {
+            let why = if backend.kind == Kind::Unknown {
+                "not tried: nothing says whether this KVM takes VMCALL or VMMCALL".to_owned()
+            } else {
+                format!(
+                    "not tried: VMCALL does not return on {}",
+                    backend.kind.name()
+                )
+            };
             for ring in [0, 3] {
-                failures.insert(
-                    (row::HYPERCALL_CLOCK_PAIRING, ring),
-                    format!(
-                        "not tried: VMCALL does not return on {}",
-                        backend.kind.name()
-                    ),
-                );
+                failures.insert((row::HYPERCALL_CLOCK_PAIRING, ring), why.clone());
             }
             0
         }
@@ -342,6 +397,9 @@ fn collect(report: &VcpuReport, figures: &mut Figures, failures: &mut Failures) 
                     "CR4.TSD is stored but not enforced: rdtsc ran untrapped".to_owned()
                 }
                 void::REFUSED => "the hypervisor refused the clock's MSR".to_owned(),
+                void::NOT_VALID if row == u64::from(row::HYPERCALL_TIME) => {
+                    "the hypervisor put no code into the hypercall page".to_owned()
+                }
                 void::NOT_VALID => {
                     format!("the clock gave no time (sequence or flags {detail:#x})")
                 }
@@ -351,7 +409,12 @@ fn collect(report: &VcpuReport, figures: &mut Figures, failures: &mut Failures) 
                 other => format!("reason {other}"),
             };
             if let Ok(row) = u32::try_from(row) {
-                for ring in [0, 3] {
+                let rings: &[u32] = if RING3_ONLY.contains(&row) {
+                    &[3]
+                } else {
+                    &[0, 3]
+                };
+                for &ring in rings {
                     failures.insert((row, ring), why.clone());
                 }
             }
@@ -374,8 +437,13 @@ fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Fail
             let mean = |value: fn(&[u64; 3]) -> f64| {
                 found.map(|found| found.iter().map(value).sum::<f64>() / found.len() as f64)
             };
-            let cycles = mean(|[best, reads, _]| *best as f64 / *reads as f64);
+            let cycles_quickest = mean(|[best, reads, _]| *best as f64 / *reads as f64);
             let cycles_median = mean(|[_, reads, median]| *median as f64 / *reads as f64);
+            let cycles = if vcpus > 1 {
+                cycles_median
+            } else {
+                cycles_quickest
+            };
             let why_not = failures
                 .get(&(*number, ring))
                 .filter(|_| cycles.is_none())
@@ -386,6 +454,7 @@ fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Fail
                     ring,
                     vcpus,
                     cycles,
+                    cycles_quickest,
                     cycles_median,
                     ns: cycles.map(|cycles| cycles / ghz),
                     why_not,
@@ -394,4 +463,41 @@ fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Fail
         }
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vcpus_beyond_the_hosts_cpus_are_warned_of() {
+        assert_eq!(warnings(&[1, 2], 2), []);
+        let found = warnings(&[1, 2, 4, 16], 2);
+        let seen: Vec<_> = found.iter().map(|one| one.seen.as_str()).collect();
+        assert_eq!(
+            seen,
+            [
+                "4 vCPUs on 2 CPUs of this host",
+                "16 vCPUs on 2 CPUs of this host"
+            ]
+        );
+    }
+
+    /// One vCPU: the quickest round. Several: the middle one, averaged over them.
+    #[test]
+    fn a_row_of_several_vcpus_shows_the_median() {
+        let rate = chronovisor_abi::quantity::Hertz::from_hz(1_000_000_000).unwrap();
+        let counter = GuestCounter { rate, offset: 0 };
+        let one = Figures::from([((row::RDTSC, 3), vec![[100, 10, 200]])]);
+        let two = Figures::from([((row::RDTSC, 3), vec![[100, 10, 200], [100, 10, 400]])]);
+        for (vcpus, figures, cycles, median) in [(1, &one, 10.0, 20.0), (2, &two, 30.0, 30.0)] {
+            let rows = rows_of(vcpus, counter, figures, &Failures::new());
+            let [found] = rows.as_slice() else {
+                panic!("{rows:?}")
+            };
+            assert_eq!(found.cycles, Some(cycles));
+            assert_eq!(found.cycles_quickest, Some(10.0));
+            assert_eq!(found.cycles_median, Some(median));
+        }
+    }
 }

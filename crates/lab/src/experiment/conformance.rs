@@ -33,18 +33,47 @@ pub struct Outcome {
 ///
 /// [`LabError`] if the guest does not come to its end.
 pub fn run(backend: &Backend) -> Result<Outcome, LabError> {
+    run_with(backend, Served::as_announced(Privileges::EVERYTHING))
+}
+
+/// What a guest is told that it may use, and what it may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Served {
+    /// What CPUID says.
+    pub announced: Privileges,
+    /// What the registers go by.
+    pub granted: Privileges,
+}
+
+impl Served {
+    /// A VMM that keeps its word.
+    #[must_use]
+    pub const fn as_announced(privileges: Privileges) -> Self {
+        Self {
+            announced: privileges,
+            granted: privileges,
+        }
+    }
+}
+
+/// The same on a VMM that offers less, or grants less than it announces.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_with(backend: &Backend, served: Served) -> Result<Outcome, LabError> {
     let job = Job::new(experiment::CONFORMANCE, 1);
     // The rate is needed for the leaves, and the leaves for the machine: ask another one.
     let counter = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?;
     let setup = Setup {
         kvm_clock_msrs: Owner::Ours,
-        hypervisor_leaves: hypervisor_leaves(counter.rate)?,
+        hypervisor_leaves: hypervisor_leaves(counter.rate, served.announced)?,
         ..Setup::new(1)
     };
     let mut machine = Machine::new(backend, &setup, &job)?;
     let counter = GuestCounter::of(&machine)?;
     let pages = GuestPages::new(machine.memory().clone());
-    let clocks = Clocks::start(1, counter.rate, counter.offset, pages)?;
+    let clocks = Clocks::granting(served.granted, 1, counter, pages)?;
     clocks.update(Change::TimeOfDay(time_of_day(&clocks)?))?;
     let devices: Arc<dyn Devices> = Arc::new(clocks);
     let run = machine.run(&devices, Duration::from_secs(30))?;
@@ -66,7 +95,7 @@ fn time_of_day(clocks: &Clocks) -> Result<TimeOfDay, LabError> {
     const TAI_LESS_UTC_SEC: i16 = 37;
     let utc = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .map_err(|_| LabError::Guest("this machine's clock stands before 1970".into()))?;
+        .map_err(|_| LabError::ClockBefore1970)?;
     let frac = (u128::from(utc.subsec_nanos()) << 64) / 1_000_000_000;
     Ok(TimeOfDay {
         tsc: clocks.guest_tsc(),
@@ -87,9 +116,12 @@ fn time_of_day(clocks: &Clocks) -> Result<TimeOfDay, LabError> {
 }
 
 /// The hypervisor's CPUID leaves for a guest whose counter runs at `tsc`: Hyper-V's and KVM's interfaces at once.
-pub(super) fn hypervisor_leaves(tsc: Hertz) -> Result<Vec<(u32, [u32; 4])>, LabError> {
+pub(super) fn hypervisor_leaves(
+    tsc: Hertz,
+    privileges: Privileges,
+) -> Result<Vec<(u32, [u32; 4])>, LabError> {
     let offer = Offer {
-        privileges: Privileges::EVERYTHING,
+        privileges,
         tsc,
         apic: BUS,
         crystal: Crystal::Absent,
@@ -99,9 +131,9 @@ pub(super) fn hypervisor_leaves(tsc: Hertz) -> Result<Vec<(u32, [u32; 4])>, LabE
         max_vcpus: 1,
         version: Leaf::ZERO,
     };
-    let leaves = offer
-        .leaves()
-        .map_err(|error| LabError::Guest(format!("the CPUID leaves: {error}")))?;
+    let leaves = offer.leaves().map_err(|error| LabError::Cpuid {
+        what: error.to_string(),
+    })?;
     let hypervisors = leaves
         .iter()
         .filter(|(number, _)| number & HYPERVISOR_BASE != 0);

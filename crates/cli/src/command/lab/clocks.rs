@@ -18,7 +18,7 @@ use crate::render::table::table;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// How many vCPUs read at once; each number gets a table of its own
-    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2", value_parser = clap::value_parser!(u32).range(1..=16))]
     vcpus: Vec<u32>,
     /// Also put another implementation of a clock beside ours, in one guest
     #[arg(long, value_enum)]
@@ -62,7 +62,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     })
     .map_err(super::not_possible)?;
     drop(progress);
-    let exit = if report.agreement.iter().all(|agreement| agreement.holds()) {
+    let exit = if report.holds() {
         Exit::Done
     } else {
         Exit::Fault
@@ -93,11 +93,15 @@ fn render(provenance: &Provenance, report: &Report) -> String {
     let mut vcpus: Vec<u32> = report.rows.iter().map(|row| row.vcpus).collect();
     vcpus.dedup();
     for vcpus in vcpus {
-        let _ = writeln!(
-            text,
-            "\nOne read, {vcpus} vCPU{} at once:",
-            if vcpus == 1 { "" } else { "s" }
-        );
+        let how = match vcpus {
+            1 => "1 vCPU, quickest round".to_owned(),
+            _ if report.runs_at_once(vcpus) => format!("{vcpus} vCPUs at once, median round"),
+            _ => format!(
+                "{vcpus} vCPUs in turns on {} CPUs, median round",
+                report.host_cpus
+            ),
+        };
+        let _ = writeln!(text, "\nOne read, {how}:");
         let _ = writeln!(text, "{}", costs(report, vcpus));
     }
     let _ = writeln!(text, "\nRatios:\n{}", ratios(report));
@@ -106,6 +110,13 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         let _ = writeln!(
             text,
             "\nScheduler's clock at its first read, the guest's first act: {first} ns"
+        );
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(
+            text,
+            "\nWarning {}: {}: {}. Try {}.",
+            warning.code, warning.seen, warning.means, warning.remedy
         );
     }
     if let Some(beside) = &report.beside {
@@ -143,9 +154,16 @@ fn both(beside: &Beside) -> String {
         ]);
     }
     format!(
-        "{table}\nOurs less KVM's at one counter value: {} to {} ns over {} comparisons",
-        beside.difference_min_ns, beside.difference_max_ns, beside.compared
+        "{table}\nOurs less KVM's at one counter value: {} to {} ns over {} comparisons\n{}",
+        beside.difference_min_ns,
+        beside.difference_max_ns,
+        beside.compared,
+        verdict(beside.holds())
     )
+}
+
+const fn verdict(holds: bool) -> &'static str {
+    if holds { "holds" } else { "VIOLATED" }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a rate for the eye")]
@@ -237,30 +255,32 @@ fn agreement(report: &Report) -> String {
     for agreement in &report.agreement {
         let _ = write!(
             text,
-            "\n  {} vCPU: page <= MSR <= page violated {} of {} times; pvclock less page {} to {} ns over {} comparisons",
-            agreement.vcpus,
-            agreement.bracket_violations,
-            agreement.brackets,
+            "\n  {} vCPU: page <= MSR <= page violated {} of {} times; ",
+            agreement.vcpus, agreement.bracket_violations, agreement.brackets,
+        );
+        let _ = match (
             agreement.pvclock_less_page_min_ns,
             agreement.pvclock_less_page_max_ns,
-            agreement.compared
-        );
+        ) {
+            (Some(min), Some(max)) => write!(
+                text,
+                "pvclock less page {min} to {max} ns over {} comparisons",
+                agreement.compared
+            ),
+            _ => write!(text, "pvclock and page were never compared"),
+        };
         for across in &agreement.across_vcpus {
             let _ = write!(
                 text,
-                "\n    {}: {} steps back (largest {} ns)",
-                across.clock, across.steps_back, across.largest_step_ns
+                "\n    {}: {} of {} reads stepped back (largest {} ns), {} gave no time",
+                across.clock,
+                across.steps_back,
+                across.reads,
+                across.largest_step_ns,
+                across.failed_reads
             );
         }
-        let _ = write!(
-            text,
-            "\n    {}",
-            if agreement.holds() {
-                "holds"
-            } else {
-                "VIOLATED"
-            }
-        );
+        let _ = write!(text, "\n    {}", verdict(agreement.holds()));
     }
     text
 }

@@ -101,7 +101,10 @@ fn all_prints_every_system_and_takes_rows_from_elsewhere() {
     let output = lab(&["all", "--quick", "--also", path.to_str().unwrap()]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(
-        text.contains("elsewhere") && text.contains("none of ours stepped back"),
+        text.contains("elsewhere")
+            && text.contains(
+                "none of ours stepped back, and at each move ours did what the policy says"
+            ),
         "{text}"
     );
 }
@@ -111,7 +114,9 @@ fn wrong_arguments_are_refused() {
     for arguments in [
         &["clocks", "--vcpus", "x"][..],
         &["timers", "--ticks", "0"],
-        &["migrate", "--vcpus", "17"],
+        &["smp", "--hz", "99"],
+        &["smp", "--numa", "0"],
+        &["migrate", "--pause", "3001"],
         &["nothing"],
     ] {
         assert_eq!(lab(arguments).status.code(), Some(2), "{arguments:?}");
@@ -121,18 +126,50 @@ fn wrong_arguments_are_refused() {
     assert!(String::from_utf8_lossy(&other.stderr).contains("/nowhere/at-all.json"));
 }
 
-/// More vCPUs than the image has room for, and none: said in words.
+/// More vCPUs than the image has room for, and none: refused before anything runs, with the range in words.
 #[test]
-fn too_many_vcpus_are_refused_in_words() {
-    if document(&["smp", "--vcpus", "2", "--json"]).is_none() {
-        return;
+fn vcpus_out_of_range_are_refused_by_every_experiment() {
+    for experiment in ["all", "clocks", "migrate", "smp", "timers"] {
+        for vcpus in ["17", "0"] {
+            let output = lab(&[experiment, "--vcpus", vcpus]);
+            assert_eq!(output.status.code(), Some(2), "{experiment}: {output:?}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(stderr.contains("1..=16"), "{experiment}: {stderr}");
+        }
     }
-    for vcpus in ["17", "0"] {
-        let output = lab(&["clocks", "--vcpus", vcpus]);
-        assert_eq!(output.status.code(), Some(1));
-        assert!(
-            String::from_utf8_lossy(&output.stderr).contains("at most 16"),
-            "{output:?}"
-        );
+}
+
+/// With one vCPU there is nothing beside it: each line of S5 stands once. With more than this machine has CPUs, no figure claims that
+/// they read at once.
+#[test]
+fn the_table_has_no_line_twice_and_no_figure_that_is_not_at_once() {
+    let run = |vcpus: u32| document(&["all", "--quick", "--json", "--vcpus", &vcpus.to_string()]);
+    let Some(one) = run(1) else { return };
+    let mut lines: Vec<_> = one["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["system"].to_string(), row["what"].to_string()))
+        .collect();
+    let all = lines.len();
+    lines.sort();
+    lines.dedup();
+    assert_eq!(lines.len(), all);
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let Some(more) = u32::try_from(cpus + 1).ok().filter(|more| *more <= 16) else {
+        return;
+    };
+    let document = run(more).expect("there was a KVM just now");
+    let at_once: Vec<_> = document["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|row| row["system"] == "S5")
+        .collect();
+    assert_eq!(at_once.len(), 8, "{at_once:?}");
+    for row in at_once {
+        let is_more = !row["what"].as_str().unwrap().ends_with(" 1 vCPU at once");
+        assert_eq!(row["why_not"].is_string(), is_more, "{row}");
+        assert_eq!(row["value"].is_number(), !is_more, "{row}");
     }
 }

@@ -3,6 +3,7 @@
 
 mod kvm;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,11 +86,14 @@ fn the_scheduler_clock_starts_at_0() {
 /// What a read costs against the bare counter and the bare exit, best of three runs: another program's time slice counts as
 /// cost.
 #[test]
-fn ratios_in_ring_3() {
-    const BOUNDS: [(&str, f64); 3] = [
-        ("reference page / rdtscp", 1.15),
-        ("kvm-clock / rdtscp", 1.3),
-        ("counter MSR / null MSR exit", 1.10),
+fn ratios_of_clocks_to_the_bare_counter_and_the_bare_exit() {
+    // Ring 0 may be interpreted, where an instruction of the clock's arithmetic costs as much as the counter itself: there only
+    // two exits compare.
+    const BOUNDS: [(&str, u32, f64); 4] = [
+        ("reference page / rdtscp", 3, 1.15),
+        ("kvm-clock / rdtscp", 3, 1.3),
+        ("counter MSR / null MSR exit", 3, 1.10),
+        ("counter MSR / null MSR exit", 0, 1.10),
     ];
     let Some(backend) = kvm::open() else { return };
     let options = clocks::Options {
@@ -99,21 +103,21 @@ fn ratios_in_ring_3() {
     let mut last = Vec::new();
     for _ in 0..3 {
         let report = clocks::run(&backend, &options, &mut quiet()).unwrap();
-        last = BOUNDS
-            .into_iter()
-            .flat_map(|(name, bound)| {
-                let wanted = report
-                    .ratios
-                    .iter()
-                    .filter(move |ratio| ratio.name == name && ratio.ring == 3);
-                wanted.filter(move |ratio| ratio.ratio > bound).cloned()
-            })
-            .collect();
-        assert!(
-            BOUNDS
+        last.clear();
+        for (name, ring, bound) in BOUNDS {
+            let found: Vec<_> = report
+                .ratios
                 .iter()
-                .all(|(name, _)| report.ratios.iter().any(|ratio| ratio.name == *name))
-        );
+                .filter(|ratio| ratio.name == name && ratio.ring == ring)
+                .collect();
+            assert_eq!(found.len(), 2, "{name}, ring {ring}: {report:?}");
+            last.extend(
+                found
+                    .into_iter()
+                    .filter(|ratio| ratio.ratio > bound)
+                    .cloned(),
+            );
+        }
         if last.is_empty() {
             return;
         }
@@ -121,57 +125,227 @@ fn ratios_in_ring_3() {
     panic!("over the bound in each of three runs: {last:?}");
 }
 
+/// Upper bounds on times hold for an undisturbed run, and on a busy machine one of three is: lower bounds hold in each.
 #[test]
-fn cpus_come_up_and_a_preset_is_exact() {
+fn cpus_come_up_and_their_values_are_as_good_as_they_can_be() {
+    const HZ: u32 = 250;
+    /// A calibration counts over two jiffies for each hundred of HZ, five times.
+    const CALIBRATION_MS: f64 = 10.0 * 1000.0 / 250.0;
     let Some(backend) = kvm::open() else { return };
     let options = smp::Options {
         vcpus: vec![2, 4],
-        numa: 2,
-        hz: 250,
+        numa: NonZeroU32::new(2).unwrap(),
+        hz: NonZeroU32::new(HZ).unwrap(),
     };
-    let report = smp::run(&backend, &options, &mut quiet()).unwrap();
-    assert_eq!(report.rows.len(), 6);
-    let ms = |method: &str, vcpus| {
-        report
-            .rows
-            .iter()
-            .find(|row| row.method == method && row.vcpus == vcpus)
-            .unwrap()
-            .ms
-    };
-    for row in report.rows.iter().filter(|row| row.method == "preset") {
-        assert!(row.worst_lpj_error_ppm == 0.0, "{row:?}");
+    let mut last = None;
+    for _ in 0..3 {
+        let report = smp::run(&backend, &options, &mut quiet()).unwrap();
+        assert_eq!(report.rows.len(), 6);
+        // The guest takes an edge between jiffies if the polls around it are at most 10 000 ticks apart, and puts it in their
+        // middle; the reference clock shows it within 100 ns. Two edges bound a calibration. (After 50 worse ones it takes the best
+        // of them; that no poll of 50 jiffies goes undisturbed, no load of this test's does.)
+        let ticks = f64::from(u32::try_from(report.tsc_hz / 1000).unwrap());
+        let edge = 10_000.0 / 2.0 + ticks / 10_000.0;
+        let bound_ppm = 2.0 * edge / (CALIBRATION_MS * ticks) * 1e6;
+        for row in &report.rows {
+            let measured = match (row.method, row.vcpus) {
+                // Two CPUs on two nodes: the second has no sibling.
+                ("each-calibrates", _) | ("sibling-copy", 2 | 4) => true,
+                ("preset", _) => false,
+                _ => panic!("{row:?}"),
+            };
+            let bound_ppm = if measured { bound_ppm } else { 0.0 };
+            assert!(row.worst_lpj_error_ppm <= bound_ppm, "{bound_ppm}: {row:?}");
+            assert_eq!((row.numa, report.hz), (2, HZ));
+        }
+        let ms = |method: &str, vcpus| {
+            let is_it = |row: &&smp::Row| row.method == method && row.vcpus == vcpus;
+            report.rows.iter().find(is_it).unwrap().ms
+        };
+        // Of three CPUs in two nodes, one shares the boot CPU's node and one the other's: a single one calibrates.
+        assert!(ms("each-calibrates", 2) > CALIBRATION_MS, "{report:?}");
+        assert!(
+            ms("each-calibrates", 4) > 3.0 * CALIBRATION_MS,
+            "{report:?}"
+        );
+        assert!(ms("sibling-copy", 4) > CALIBRATION_MS, "{report:?}");
+        if ms("preset", 4) < ms("sibling-copy", 4)
+            && ms("sibling-copy", 4) < ms("each-calibrates", 4)
+            && ms("sibling-copy", 4) < 2.0 * CALIBRATION_MS
+        {
+            return;
+        }
+        last = Some(report);
     }
-    // Three CPUs that calibrate for 10 jiffies of 4 ms each cannot be up before 120 ms.
-    assert!(ms("each-calibrates", 4) > 120.0, "{report:?}");
-    assert!(ms("preset", 4) < ms("each-calibrates", 4), "{report:?}");
+    panic!("out of order in each of three runs: {last:?}");
 }
 
+/// Where all CPUs are of one node, all copy: none needs a calibration's time.
+#[test]
+fn siblings_of_one_node_copy() {
+    let Some(backend) = kvm::open() else { return };
+    let options = smp::Options {
+        vcpus: vec![4],
+        ..smp::Options::default()
+    };
+    let mut last = Vec::new();
+    for _ in 0..3 {
+        last = smp::run(&backend, &options, &mut quiet()).unwrap().rows;
+        let copied = last
+            .iter()
+            .find(|row| row.method == "sibling-copy")
+            .unwrap();
+        // The boot CPU's value is the host's own.
+        assert!(copied.worst_lpj_error_ppm == 0.0, "{copied:?}");
+        if copied.ms < 40.0 {
+            return;
+        }
+    }
+    panic!("three copies took as long as a calibration in each of three runs: {last:?}");
+}
+
+/// A tick every millisecond, by the guest's own counter, from every timer, on one vCPU and on two.
+///
+/// Never early, in any run. In time: as the median of a row's 49 intervals, in one of five runs; for that to fail on a busy
+/// machine, the host would have to keep a vCPU waiting at every second tick in each of them.
 #[test]
 fn every_timer_ticks() {
+    const TICKS: u64 = 50;
     let Some(backend) = kvm::open() else { return };
     let options = timers::Options {
-        ticks: 50,
+        ticks: TICKS,
         vcpus: vec![1, 2],
         policies: timers::Policy::ALL.to_vec(),
         ..timers::Options::default()
     };
-    let report = timers::run(&backend, &options, &mut quiet()).unwrap();
-    assert_eq!(report.rows.len(), 2 * 9);
-    for row in &report.rows {
-        assert_eq!(row.intervals, 49 * u64::from(row.vcpus), "{row:?}");
-        // No tick is early, by the guest's own counter: 50 take 50 ms at least, whatever the policy. KVM's timer follows the
-        // host's monotonic clock, whose rate may be corrected by 500 ppm.
-        let least = if row.apic == "ours-timerfd" {
-            50_000.0
-        } else {
-            50_000.0 * 0.9995
+    let mut in_time = [false; 18];
+    let mut last = Vec::new();
+    for _ in 0..5 {
+        let report = timers::run(&backend, &options, &mut quiet()).unwrap();
+        assert_eq!(report.rows.len(), in_time.len());
+        for (row, in_time) in report.rows.iter().zip(&mut in_time) {
+            assert_eq!(row.intervals, (TICKS - 1) * u64::from(row.vcpus), "{row:?}");
+            assert!(
+                row.min_us <= row.mean_us && row.mean_us <= row.max_us,
+                "{row:?}"
+            );
+            // Fewer values than these percentiles tell apart.
+            assert_eq!(
+                (row.p99_us, row.p99_9_us, row.p99_99_us),
+                (None, None, None)
+            );
+            // 50 ticks take 50 ms at least, whatever the policy. KVM's timer follows the host's monotonic clock, whose rate may
+            // be corrected by 500 ppm.
+            let slew = if row.apic == "ours-timerfd" {
+                0.0
+            } else {
+                500e-6
+            };
+            assert!(row.armed_to_last_us >= 50_000.0 * (1.0 - slew), "{row:?}");
+            let has_grid = ["periodic", "synthetic-direct"].contains(&row.timer);
+            assert_eq!(row.lost.is_some(), has_grid, "{row:?}");
+            if let (Some(lost), 1) = (row.lost, row.vcpus) {
+                // The last tick came in the period after its point: late by less than one, early by nothing, and 10 us either way for a
+                // timer whose clock had to be measured.
+                let points = f64::from(u32::try_from(TICKS + lost).unwrap());
+                let least = 1000.0 * points * (1.0 - slew) - 10.0;
+                let most = 1000.0 * (points + 1.0) * (1.0 + slew);
+                assert!((least..most).contains(&row.armed_to_last_us), "{row:?}");
+            }
+            if row.timer == "one-shot" {
+                assert!(
+                    row.min_us > 1000.0 * (1.0 - slew),
+                    "a one-shot timer fired early: {row:?}"
+                );
+            }
+            *in_time |= row.p50_us.is_some_and(|p50| (900.0..1500.0).contains(&p50));
+        }
+        if in_time.iter().all(|in_time| *in_time) {
+            return;
+        }
+        last = report.rows;
+    }
+    let late: Vec<_> = last
+        .iter()
+        .zip(in_time)
+        .filter(|(_, in_time)| !in_time)
+        .collect();
+    panic!("out of time in each of five runs: {late:#?}");
+}
+
+/// What each policy says about each clock, seen by the guest: the state waits for half a second at each move, so that a clock that
+/// goes on shows a gap of that, and one that stands none, unless the host keeps a vCPU from running as long.
+#[test]
+fn at_a_move_each_clock_does_what_the_policy_says() {
+    const PAUSE: Duration = Duration::from_millis(500);
+    let Some(backend) = kvm::open() else { return };
+    let options = migrate::Options {
+        count: 2,
+        pause: PAUSE,
+        ..migrate::Options::default()
+    };
+    let report = migrate::run(&backend, &options, &mut quiet()).unwrap();
+    assert_eq!(report.rows.len(), 15);
+    assert!(report.holds(), "{report:#?}");
+    let pause_us = PAUSE.as_secs_f64() * 1e6;
+    for row in report.rows.iter().filter(|row| row.must_hold) {
+        let goes_on = match row.policy {
+            migrate::Policy::Stop => false,
+            migrate::Policy::Advance => true,
+            migrate::Policy::PerEncoding => row.clock == "pvclock-page-ours",
         };
-        assert!(row.armed_to_last_us >= least, "{row:?}");
-        if row.timer == "one-shot" {
-            assert!(row.min_us > 1000.0, "a one-shot timer fired early: {row:?}");
+        if goes_on {
+            assert!(row.least_gap_us >= pause_us, "{row:?}");
+        } else {
+            assert!(row.largest_gap_us < pause_us, "{row:?}");
         }
     }
+    for moves in &report.moves {
+        assert!(moves.longest_transfer_ms >= pause_us / 1000.0, "{moves:?}");
+        assert!(
+            moves.longest_transfer_ms <= moves.longest_downtime_ms,
+            "{moves:?}"
+        );
+    }
+}
+
+/// [`migrate::Row::holds`] sees a step back, a clock that stood and one that jumped an hour ahead.
+#[test]
+fn a_clock_that_breaks_its_policy_does_not_hold() {
+    let good = migrate::Row {
+        policy: migrate::Policy::Advance,
+        clock: "reference-tsc-page",
+        must_hold: true,
+        reads: 100_000,
+        steps_back: 0,
+        largest_step_us: 0.0,
+        largest_gap_us: 12_000.0,
+        least_gap_us: 11_000.0,
+        allowed_gap_us: Some([10_000.0, 1_010_000.0]),
+    };
+    assert!(good.holds());
+    let (stepped, stood, jumped, raw) = (
+        migrate::Row {
+            steps_back: 1,
+            ..good.clone()
+        },
+        migrate::Row {
+            least_gap_us: 9_999.0,
+            ..good.clone()
+        },
+        migrate::Row {
+            largest_gap_us: 3_600e6,
+            ..good.clone()
+        },
+        migrate::Row {
+            steps_back: 1,
+            must_hold: false,
+            allowed_gap_us: None,
+            ..good
+        },
+    );
+    assert!(!stepped.holds() && !stood.holds() && !jumped.holds());
+    assert!(raw.holds());
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::contract::{Job, STOP_WORD_GPA, experiment, record, row};
 use crate::machine::{Devices, Machine, Setup};
 use crate::pages::GuestPages;
 
-use destination::{Moved, Shift};
+use destination::{Moved, Plan, Shift};
 
 /// What to do.
 #[derive(Clone, Debug)]
@@ -34,6 +34,9 @@ pub struct Options {
     pub count: u32,
     /// How long the guest runs between two moves.
     pub run: Duration,
+    /// How long its state waits at each move, besides what the move takes. Longer than the host keeps a vCPU from running, it
+    /// tells a clock that stands from one that goes on.
+    pub pause: Duration,
     /// Policies.
     pub policies: Vec<Policy>,
 }
@@ -44,6 +47,7 @@ impl Default for Options {
             vcpus: 2,
             count: 20,
             run: Duration::from_millis(10),
+            pause: Duration::ZERO,
             policies: Policy::ALL.to_vec(),
         }
     }
@@ -91,6 +95,21 @@ pub struct Row {
     pub largest_step_us: f64,
     /// The largest advance between two reads of one vCPU, in us: preemption, an update, or a move's downtime.
     pub largest_gap_us: f64,
+    /// The same on the vCPU where it was least.
+    pub least_gap_us: f64,
+    /// The gaps that the policy allows, in us: every vCPU sees the lower bound, none the upper one. None for the raw TSC.
+    pub allowed_gap_us: Option<[f64; 2]>,
+}
+
+impl Row {
+    /// It never went back, and at no move did it stand or jump where the policy says otherwise.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        let allowed = self
+            .allowed_gap_us
+            .is_none_or(|[least, most]| self.least_gap_us >= least && self.largest_gap_us <= most);
+        !self.must_hold || (self.steps_back == 0 && allowed)
+    }
 }
 
 /// The moves under one policy.
@@ -106,6 +125,8 @@ pub struct Moves {
     pub mean_downtime_ms: f64,
     /// The longest, in ms.
     pub longest_downtime_ms: f64,
+    /// The longest time between the saved state and the restored one, in ms: what a clock that goes on advances by.
+    pub longest_transfer_ms: f64,
     /// Size of the saved clock state of the VM, in bytes.
     pub state_bytes: usize,
     /// The largest jump of the guest's counter at a move, in TSC ticks: 0 where the offset cannot be set.
@@ -130,12 +151,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// No clock of ours went back.
+    /// No clock of ours went back, stood or jumped where the policy says otherwise.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.rows
-            .iter()
-            .all(|row| !row.must_hold || row.steps_back == 0)
+        self.rows.iter().all(Row::holds)
     }
 }
 
@@ -196,12 +215,14 @@ fn under_policy(
         live_updates: 0,
         mean_downtime_ms: 0.0,
         longest_downtime_ms: 0.0,
+        longest_transfer_ms: 0.0,
         state_bytes: 0,
         largest_tsc_jump: 0,
     };
-    let mut downtime = Duration::ZERO;
+    let (mut downtime, mut transfer) = (Duration::ZERO, Duration::ZERO);
     let devices = |clocks: &Arc<Clocks>| -> Arc<dyn Devices> { Arc::<Clocks>::clone(clocks) };
     let mut running = machine.start(&devices(&clocks));
+    wait_for_readers(&machine)?;
     for index in 0..options.count {
         progress(index);
         std::thread::sleep(options.run / 2);
@@ -228,13 +249,17 @@ fn under_policy(
             machine,
             &clocks,
             counter,
-            policy.of_host(),
-            Shift::of(index, counter.rate),
+            Plan {
+                policy: policy.of_host(),
+                shift: Shift::of(index, counter.rate),
+                pause: options.pause,
+            },
         )?;
         machine = moved.machine;
         clocks = Arc::new(moved.clocks);
         moves.state_bytes = moved.state_bytes;
         moves.largest_tsc_jump = moves.largest_tsc_jump.max(moved.tsc_jump);
+        transfer = transfer.max(moved.between);
         report.destination = moved.destination;
         running = machine.start(&devices(&clocks));
         let took = start.elapsed();
@@ -253,10 +278,52 @@ fn under_policy(
         return Err(LabError::Guest(run.trouble()));
     }
     moves.mean_downtime_ms = downtime.as_secs_f64() * 1000.0 / f64::from(options.count.max(1));
+    moves.longest_transfer_ms = transfer.as_secs_f64() * 1000.0;
     report.moves.push(moves);
     report.tsc_hz = counter.rate.rounded_hz();
-    report.rows.extend(rows(&machine, policy, report.tsc_hz)?);
+    report
+        .rows
+        .extend(rows(&machine, policy, report.tsc_hz, transfer)?);
     Ok(())
+}
+
+/// Until every vCPU has read every clock once: a move before that would be seen by nobody.
+fn wait_for_readers(machine: &Machine) -> Result<(), LabError> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let start = Instant::now();
+    while machine
+        .reports()?
+        .iter()
+        .any(|report| report.step.is_none())
+    {
+        if start.elapsed() > PATIENCE {
+            return Err(LabError::Guest(format!(
+                "a vCPU did not read its clocks within {} s",
+                PATIENCE.as_secs()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// What a gap may be above the time that the policy wants: a busy host keeps a vCPU's thread waiting, most of all where its CPUs are emulated,
+/// and the guest stands still a little before the save and after the restore.
+const MOST_KEPT_WAITING: Duration = Duration::from_secs(1);
+
+/// The two reads around a move and the saved and the restored time are each rounded to a clock's unit, 100 ns at most.
+const ROUNDING: Duration = Duration::from_nanos(400);
+
+/// The gaps, in us, that `policy` allows on the clock if its states were `transfer` apart at the longest move.
+fn allowed_gap_us(policy: Policy, number: u32, transfer: Duration) -> [f64; 2] {
+    let goes_on = match policy {
+        Policy::Stop => false,
+        Policy::Advance => true,
+        Policy::PerEncoding => number == row::PVCLOCK_PAGE_OURS,
+    };
+    let wanted = if goes_on { transfer } else { Duration::ZERO };
+    [wanted.saturating_sub(ROUNDING), wanted + MOST_KEPT_WAITING]
+        .map(|time| time.as_secs_f64() * 1e6)
 }
 
 /// (number, name, must hold)
@@ -269,12 +336,17 @@ const CLOCKS: &[(u32, &str, bool)] = &[
 ];
 
 #[allow(clippy::cast_precision_loss, reason = "microseconds for the eye")]
-fn rows(machine: &Machine, policy: Policy, tsc_hz: u64) -> Result<Vec<Row>, LabError> {
+fn rows(
+    machine: &Machine,
+    policy: Policy,
+    tsc_hz: u64,
+    transfer: Duration,
+) -> Result<Vec<Row>, LabError> {
     let reports = machine.reports()?;
     let mut rows = Vec::new();
     for &(number, clock, must_hold) in CLOCKS {
         let unit_us = match number {
-            row::PVCLOCK_PAGE_OURS => 1e-3,
+            row::PVCLOCK_PAGE_OURS | row::SCHED_CLOCK_PAGE => 1e-3,
             row::RDTSC => 1e6 / tsc_hz as f64,
             _ => 0.1,
         };
@@ -286,6 +358,8 @@ fn rows(machine: &Machine, policy: Policy, tsc_hz: u64) -> Result<Vec<Row>, LabE
             steps_back: 0,
             largest_step_us: 0.0,
             largest_gap_us: 0.0,
+            least_gap_us: f64::INFINITY,
+            allowed_gap_us: must_hold.then(|| allowed_gap_us(policy, number, transfer)),
         };
         for one in reports.iter().flat_map(|report| &report.records) {
             let [clock, count, largest] = one.values;
@@ -301,11 +375,12 @@ fn rows(machine: &Machine, policy: Policy, tsc_hz: u64) -> Result<Vec<Row>, LabE
                 record::MIGRATE_GAP => {
                     row.reads += count;
                     row.largest_gap_us = row.largest_gap_us.max(us);
+                    row.least_gap_us = row.least_gap_us.min(us);
                 }
                 _ => {}
             }
         }
-        if row.reads == 0 {
+        if row.reads == 0 || row.least_gap_us.is_infinite() {
             return Err(LabError::Guest(format!(
                 "no vCPU read {clock}: the guest's report is not complete"
             )));

@@ -3,6 +3,7 @@
 //! A kernel brings its CPUs up one after the other. If each measures how many loops a jiffy has, that takes tens of
 //! milliseconds a CPU; a host that knows the rate can hand the value over, and a CPU can copy it from a sibling.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,17 +26,20 @@ pub struct Options {
     /// vCPU counts, the boot CPU included.
     pub vcpus: Vec<u32>,
     /// NUMA nodes for the sibling copy.
-    pub numa: u32,
+    pub numa: NonZeroU32,
     /// The guest's tick rate in Hz.
-    pub hz: u32,
+    pub hz: NonZeroU32,
 }
+
+/// The tick rate of most distributions' kernels, in Hz.
+const USUAL_HZ: NonZeroU32 = NonZeroU32::MIN.saturating_add(249);
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             vcpus: vec![2, 4, 8, 16],
-            numa: 1,
-            hz: 250,
+            numa: NonZeroU32::MIN,
+            hz: USUAL_HZ,
         }
     }
 }
@@ -103,10 +107,17 @@ pub fn run(
     Ok(Report {
         place: Place::of(backend),
         tsc_hz,
-        hz: options.hz,
+        hz: options.hz.get(),
         rows,
         seed_rows: seeds::SMP,
     })
+}
+
+/// How long a bring-up may take. An edge between jiffies that was not seen closely is not taken, and a CPU that looks for one
+/// gives up after 50; a calibration has two edges, and 5 jiffies or 50 ms between them.
+fn patience(vcpus: u32, hz: NonZeroU32) -> Duration {
+    let jiffy = Duration::from_secs(1) / hz.get();
+    Duration::from_secs(30) + vcpus * (jiffy * 110 + Duration::from_millis(50))
 }
 
 #[allow(
@@ -129,7 +140,7 @@ fn bring_up(
     let mut machine = Machine::new(backend, &setup, &job)?;
     let counter = GuestCounter::of(&machine)?;
     let tsc_hz = counter.rate.rounded_hz();
-    let ticks = u64::from(options.hz.max(1));
+    let ticks = u64::from(options.hz.get());
     let lpj = TickRate::new(ticks)
         .and_then(|ticks| LoopsPerJiffy::from_frequency(counter.rate, ticks))
         .map(LoopsPerJiffy::get)
@@ -139,12 +150,12 @@ fn bring_up(
                 counter.rate
             ))
         })?;
-    job.argument = [how, ticks, u64::from(options.numa.max(1)), lpj, 0, 0, 0];
+    job.argument = [how, ticks, u64::from(options.numa.get()), lpj, 0, 0, 0];
     machine.set_job(&job)?;
     let pages = GuestPages::new(machine.memory().clone());
     let devices: Arc<dyn Devices> =
         Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages)?);
-    let run = machine.run(&devices, Duration::from_secs(30))?;
+    let run = machine.run(&devices, patience(vcpus, options.hz))?;
     if !run.is_done() {
         return Err(LabError::Guest(run.trouble()));
     }
@@ -168,7 +179,7 @@ fn bring_up(
     let row = Row {
         method,
         vcpus,
-        numa: options.numa,
+        numa: options.numa.get(),
         ms,
         ms_per_cpu: ms / others,
         worst_lpj_error_ppm: worst,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use chronovisor_abi::quantity::Nanos;
 use chronovisor_host::apic::{CatchUp, LostTicks};
 use chronovisor_stats::{Histogram, Summary};
 use schemars::JsonSchema;
@@ -20,7 +21,8 @@ use crate::contract::{Job, experiment, record, timer};
 use crate::machine::{Apic, Devices, Machine, Setup};
 use crate::{LabError, report};
 
-use devices::TimerDevices;
+pub use devices::TimerDevices;
+use grid::{Grid, Moment};
 
 /// What the host's CPUs do meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -115,10 +117,15 @@ pub struct Row {
     pub p50_us: Option<f64>,
     /// The 99th percentile, in us, if there are ticks enough to tell.
     pub p99_us: Option<f64>,
+    /// The same of 99.9 %, from 1000 ticks on.
+    pub p99_9_us: Option<f64>,
+    /// The same of 99.99 %, from 10 000 ticks on.
+    pub p99_99_us: Option<f64>,
     /// From the arming until the last tick, in us, on the vCPU that took least. A timer that is never early takes at least its
     /// ticks' time.
     pub armed_to_last_us: f64,
-    /// Periods that no tick came for, on all vCPUs. A timer that is armed again by each tick loses none.
+    /// Periods from the arming until the last tick that no tick came for, on all vCPUs. None for a timer that is armed again by
+    /// each tick: it loses none.
     pub lost: Option<u64>,
 }
 
@@ -245,12 +252,19 @@ fn measure(
     let devices = TimerDevices::new(&machine, counter, case.apic, case.policy.of_host())?;
     let devices: Arc<dyn Devices> = Arc::new(devices);
     let patience = Duration::from_secs(10) + PERIOD * u32::try_from(ticks).unwrap_or(u32::MAX) * 4;
+    let start = Moment::now();
     let run = machine.run(&devices, patience)?;
+    let end = Moment::now();
     let trouble =
         |what: &str| LabError::Guest(format!("{} on {:?}: {what}", case.timer, case.apic));
     if !run.is_done() {
         return Err(trouble(&run.trouble()));
     }
+    let period = Nanos::from_ns(u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX));
+    let grid = match case.apic {
+        Apic::InKernel => Grid::of_monotonic(period, start, end),
+        Apic::UserSpace | Apic::None => Grid::of_counter(period, tsc_hz),
+    };
     let mut intervals = Histogram::new();
     let mut lost = 0;
     let mut shortest = u64::MAX;
@@ -259,11 +273,11 @@ fn measure(
             .records
             .iter()
             .find(|one| one.kind == record::SAMPLES)
-            .map(|one| one.values[1])
+            .map(|one| one.values[0])
             .ok_or_else(|| trouble("the guest did not report its ticks"))?;
         let seen = report::samples(machine.memory(), vcpu, ticks)?;
         add_intervals_ns(&mut intervals, &seen, tsc_hz);
-        lost += grid::lost(&seen, tsc_hz / 1000);
+        lost += grid.lost(armed, &seen);
         let last = seen.last().copied().unwrap_or(armed);
         shortest = shortest.min(last.saturating_sub(armed));
     }
@@ -319,6 +333,8 @@ fn row_of(summary: &Summary, case: Case, vcpus: u32, load: Load) -> Row {
         deviation_us: summary.deviation / 1000.0,
         p50_us: summary.percentiles.p50.map(us),
         p99_us: summary.percentiles.p99.map(us),
+        p99_9_us: summary.percentiles.p99_9.map(us),
+        p99_99_us: summary.percentiles.p99_99.map(us),
         armed_to_last_us: 0.0,
         lost: None,
     }

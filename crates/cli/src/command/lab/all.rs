@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// vCPUs of the guests that read the clocks at once and that are moved
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     vcpus: u32,
-    /// Add the rows of another run's JSON, e.g. one from scripts/nested, where this backend has none
+    /// Add the rows of another run's JSON, e.g. one from scripts/nested: all that have a figure. One of ours without gives way
     #[arg(long, value_name = "FILE")]
     also: Vec<PathBuf>,
     /// Print one JSON document instead of tables
@@ -156,9 +156,9 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         let _ = writeln!(text, "  [{at}] {note}");
     }
     let verdict = if report.holds() {
-        "The clocks agree, and none of ours stepped back."
+        "The clocks agree; none of ours stepped back, and at each move ours did what the policy says."
     } else {
-        "A CLOCK DISAGREES OR STEPPED BACK."
+        "A CLOCK DISAGREES, STEPPED BACK, OR DID NOT DO WHAT THE POLICY SAYS."
     };
     let _ = writeln!(text, "{verdict}");
     text

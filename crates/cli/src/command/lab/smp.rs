@@ -1,8 +1,10 @@
 //! `chronovisor lab smp`.
 
 use std::fmt::Write;
+use std::num::NonZeroU32;
 
 use chronovisor_lab::experiment::smp::{self, Options, Report};
+use clap::builder::TypedValueParser;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,14 +18,14 @@ use crate::render::table::table;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// How many vCPUs to bring up, the boot CPU included
-    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16")]
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16", value_parser = clap::value_parser!(u32).range(1..=16))]
     vcpus: Vec<u32>,
     /// NUMA nodes: the first CPU of each calibrates, the others copy
-    #[arg(long, default_value_t = 1)]
-    numa: u32,
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u32).range(1..=16).try_map(NonZeroU32::try_from))]
+    numa: NonZeroU32,
     /// The guest's tick rate in Hz
-    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    hz: u32,
+    #[arg(long, default_value = "250", value_parser = clap::value_parser!(u32).range(100..=10_000).try_map(NonZeroU32::try_from))]
+    hz: NonZeroU32,
     /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use chronovisor_lab::experiment::timers::{self, Load, Options, Policy, Report};
+use chronovisor_lab::experiment::timers::{self, Load, Options, Policy, Report, Row};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::render::table::table;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// How many vCPUs tick at once, each with a timer of its own; each number gets rows of its own
-    #[arg(long, value_delimiter = ',', default_value = "1")]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=16))]
     vcpus: Vec<u32>,
     /// Also with two busy threads on each CPU of this machine
     #[arg(long)]
@@ -83,6 +83,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
+type Percentile = fn(&Row) -> Option<f64>;
+
 fn render(provenance: &Provenance, report: &Report) -> String {
     let mut text = String::new();
     // Writing into a string cannot fail.
@@ -91,7 +93,15 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "{}; {}; ticks of {:.0} us\n",
         provenance.backend, provenance.cpu, report.period_us
     );
-    let header = [
+    // Rare values of a short run would be its maximum under another name.
+    let rare: Vec<(&str, Percentile)> = [
+        ("p99.9 us", (|row| row.p99_9_us) as Percentile),
+        ("p99.99 us", |row| row.p99_99_us),
+    ]
+    .into_iter()
+    .filter(|(_, value)| report.rows.iter().any(|row| value(row).is_some()))
+    .collect();
+    let mut header = vec![
         "APIC",
         "timer",
         "policy",
@@ -99,15 +109,17 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "vCPUs",
         "ticks",
         "min us",
-        "mean",
-        "max",
-        "deviation",
-        "p99",
-        "lost",
+        "mean us",
+        "max us",
+        "deviation us",
+        "p99 us",
     ];
+    header.extend(rare.iter().map(|(name, _)| *name));
+    header.push("lost");
     let mut table = table(&header, 4);
+    let us = |us: Option<f64>| us.map_or_else(String::new, |us| format!("{us:.1}"));
     for row in &report.rows {
-        table.add_row([
+        let mut cells = vec![
             row.apic.to_owned(),
             row.timer.to_owned(),
             row.policy.unwrap_or_default().to_owned(),
@@ -117,14 +129,15 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             },
             row.vcpus.to_string(),
             (row.intervals + u64::from(row.vcpus)).to_string(),
-            format!("{:.1}", row.min_us),
-            format!("{:.1}", row.mean_us),
-            format!("{:.1}", row.max_us),
-            format!("{:.1}", row.deviation_us),
-            row.p99_us
-                .map_or_else(String::new, |p99| format!("{p99:.1}")),
-            row.lost.map_or_else(String::new, |lost| lost.to_string()),
-        ]);
+            us(Some(row.min_us)),
+            us(Some(row.mean_us)),
+            us(Some(row.max_us)),
+            us(Some(row.deviation_us)),
+            us(row.p99_us),
+        ];
+        cells.extend(rare.iter().map(|(_, value)| us(value(row))));
+        cells.push(row.lost.map_or_else(String::new, |lost| lost.to_string()));
+        table.add_row(cells);
     }
     let _ = writeln!(text, "{table}\n\nPublished:");
     for seed in report.seed_rows {

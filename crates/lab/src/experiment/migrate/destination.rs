@@ -1,6 +1,6 @@
 //! One move: save here, adjust, restore there. The steps follow `chronovisor_host::migration::RESTORE_ORDER`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chronovisor_abi::quantity::{Hertz, Nanos, TscDelta};
 use chronovisor_guest::counter::lfence_rdtsc;
@@ -49,12 +49,23 @@ impl Shift {
     }
 }
 
+/// How a move is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) policy: Policy,
+    pub(super) shift: Shift,
+    /// How long the guest's state waits between save and restore.
+    pub(super) pause: Duration,
+}
+
 /// The guest at its destination, not yet running.
 pub(super) struct Moved {
     pub(super) machine: Machine,
     pub(super) clocks: Clocks,
     pub(super) state_bytes: usize,
     pub(super) tsc_jump: u64,
+    /// Between the two pairs of readings: what a clock that goes on advances by.
+    pub(super) between: Duration,
     pub(super) destination: &'static str,
 }
 
@@ -78,8 +89,7 @@ pub(super) fn move_to(
     source: Machine,
     clocks: &Clocks,
     counter: GuestCounter,
-    policy: Policy,
-    shift: Shift,
+    plan: Plan,
 ) -> Result<Moved, LabError> {
     let states = (0..)
         .zip(source.vcpus())
@@ -107,6 +117,7 @@ pub(super) fn move_to(
         .collect::<Result<Vec<_>, _>>()?;
     let memory = source.memory().clone();
     drop(source);
+    std::thread::sleep(plan.pause);
 
     // Over the wire, as bytes.
     let mut buffer = [0; VmState::MAX_BYTES];
@@ -131,13 +142,13 @@ pub(super) fn move_to(
         counter: Counter::Invariant,
         arrival: Disruption::Moved,
     };
-    let (state, adjustments) = adjust(&saved, &here, &there, policy)
+    let (state, adjustments) = adjust(&saved, &here, &there, plan.policy)
         .map_err(LabError::clocks("adjusting the clock state"))?;
 
     let wanted = adjustments
         .offset
         .as_ticks()
-        .wrapping_add(shift.delta().as_ticks());
+        .wrapping_add(plan.shift.delta().as_ticks());
     let mut offset = 0;
     for (index, fd) in (0..).zip(machine.vcpus()) {
         if honours_offset {
@@ -193,6 +204,7 @@ pub(super) fn move_to(
         clocks: Clocks::with(surface, offset, pages),
         state_bytes,
         tsc_jump: jump,
+        between: Duration::from_nanos(adjustments.downtime.as_ns()),
         destination: if honours_offset {
             "another TSC value at every move"
         } else {

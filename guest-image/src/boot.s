@@ -125,6 +125,9 @@ trampoline_next:
     .long 0
 trampoline_end:
 
+# All that follows is 64-bit code without data: it lies with the compiled code, and is disassembled with it.
+    .section .text.ring0, "ax"
+
 # Exceptions and interrupts. Each stub leaves the vector and, above it, the error code or entry TSC under the saved registers.
     .macro save
     pushq %rax

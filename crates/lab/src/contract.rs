@@ -330,6 +330,8 @@ pub mod record {
     pub const BESIDE_FREQUENCY: u32 = 0x10C;
     /// Our page less KVM's at one TSC, in 100 ns, two's complement: smallest, largest, rounds.
     pub const BESIDE_DIFFERENCE: u32 = 0x10D;
+    /// MSR accesses of a hostile vCPU: accepted, refused, interrupts that came of them.
+    pub const HOSTILE_ACCESSES: u32 = 0x10F;
     /// A row could not be measured: row, one of [`super::void`], detail.
     pub const ROW_VOID: u32 = 0x109;
 }

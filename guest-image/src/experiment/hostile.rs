@@ -6,7 +6,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use chronovisor_abi::msr::{ENABLE, Msr};
 use chronovisor_guest::clock::GuestClock;
 
-use crate::contract::{Job, MEMORY_BYTES, OUR_SYSTEM_TIME_MSR, SAMPLES_GPA, hostile, status};
+use crate::contract::{
+    Job, MEMORY_BYTES, OUR_SYSTEM_TIME_MSR, SAMPLES_GPA, hostile, record, status,
+};
 use crate::gate::in_ring0;
 use crate::instruction::{self, try_rdmsr, try_wrmsr};
 use crate::pages::{self, user};
@@ -40,13 +42,50 @@ fn page_register(random: &mut Random) -> u64 {
     address | ENABLE
 }
 
-/// Hyper-V's registers, KVM's, the local APIC's and its base and deadline.
+/// Registers behind which something happens: identity and hypercall page, counter and reference page, the message interface,
+/// timers, re-enlightenment; the APIC's priority, end of interrupt, switch, command, timer and self-interrupt.
+const WITH_EFFECT: [u32; 32] = [
+    0x4000_0000,
+    0x4000_0001,
+    0x4000_0020,
+    0x4000_0021,
+    0x4000_0080,
+    0x4000_0082,
+    0x4000_0083,
+    0x4000_0084,
+    0x4000_0090,
+    0x4000_00B0,
+    0x4000_00B1,
+    0x4000_00B2,
+    0x4000_00B3,
+    0x4000_00B6,
+    0x4000_00B7,
+    0x4000_0106,
+    0x4000_0107,
+    0x4000_0118,
+    0x4B56_4D00,
+    0x4B56_4D01,
+    0x1B,
+    0x6E0,
+    0x808,
+    0x80B,
+    0x80F,
+    0x830,
+    0x832,
+    0x838,
+    0x839,
+    0x83E,
+    0x83F,
+    OUR_SYSTEM_TIME_MSR,
+];
+
+/// Half of the time one of those, else any of Hyper-V's, KVM's or the local APIC's.
 fn msr(random: &mut Random) -> u32 {
     let any = random.next() as u32;
     match random.next() & 7 {
-        0..4 => 0x4000_0000 | any & 0x1FF,
-        4..6 => 0x4B56_4D00 | any & 7,
-        6 => [0x1B, 0x6E0][(any & 1) as usize],
+        0..4 => WITH_EFFECT[any as usize % WITH_EFFECT.len()],
+        4 | 5 => 0x4000_0000 | any & 0x1FF,
+        6 => 0x4B56_4D00 | any & 7,
         _ => 0x800 | any & 0xFF,
     }
 }
@@ -62,25 +101,35 @@ fn with_harmless_vector(index: u32, value: u64) -> u64 {
 }
 
 fn msrs(random: &mut Random, steps: u64) {
-    const SPURIOUS: u32 = 0x80F;
-    in_ring0(|| {
-        let _ = try_wrmsr(SPURIOUS, 0x1FF);
-    });
+    // Priority, switch, periodic timer at a vector of ours, and its count: without them hardly a tick would come of random values.
+    let ticking = [(0x808, 0), (0x80F, 0x1FF), (0x832, 0x2_0040), (0x838, 1000)];
+    let mut accepted = 0;
     for _ in 0..steps / BLOCK {
         in_ring0(|| {
+            if random.next() & 1 == 0 {
+                for (index, value) in ticking {
+                    let _ = try_wrmsr(index, value);
+                }
+            }
             for _ in 0..BLOCK {
                 let index = msr(random);
-                if random.next() & 1 == 0 {
-                    let _ = try_rdmsr(index);
+                let done = if random.next() & 1 == 0 {
+                    try_rdmsr(index).map(|_| ())
                 } else {
                     let value = page_register(random);
-                    let _ = try_wrmsr(index, with_harmless_vector(index, value));
-                }
+                    try_wrmsr(index, with_harmless_vector(index, value))
+                };
+                accepted += u64::from(done.is_ok());
             }
         });
     }
     // Without another way through ring 3, where a timer of the shortest period leaves no time for anything but its ticks.
-    in_ring0(|| -> () { report::finish(status::DONE) });
+    in_ring0(|| -> () {
+        let interrupts = cpu::this().interrupts.load(Ordering::Relaxed);
+        let refused = steps / BLOCK * BLOCK - accepted;
+        report::push(record::HOSTILE_ACCESSES, 0, [accepted, refused, interrupts]);
+        report::finish(status::DONE)
+    });
 }
 
 /// Scribbles over the pages that the hypervisor fills, goes on reading them, and moves them about.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use chronovisor_abi::quantity::Hertz;
 use chronovisor_abi::scale::ReferenceScale;
-use chronovisor_host::msr_surface::Privileges;
 use kvm_ioctls::VmFd;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -120,7 +119,7 @@ pub fn run(backend: &Backend) -> Result<Beside, LabError> {
     let rate = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?.rate;
     let setup = Setup {
         hyperv_msrs: Owner::Kvm,
-        hypervisor_leaves: conformance::hypervisor_leaves(rate, Privileges::EVERYTHING)?,
+        hypervisor_leaves: conformance::hypervisor_leaves(rate)?,
         ..Setup::new(1)
     };
     let mut machine = Machine::new(backend, &setup, &job)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chronovisor_abi::cpuid::{HYPERVISOR_BASE, Leaf};
+use chronovisor_abi::cpuid::{HYPERVISOR_BASE, Leaf, hyperv};
 use chronovisor_abi::quantity::Hertz;
 use chronovisor_abi::vmclock::{ClockStatus, LeapIndicator, WallTime};
 use chronovisor_host::cpuid_leaves::{Crystal, HypervisorFrequencies, InvariantTsc, Offer};
@@ -36,7 +36,7 @@ pub fn run(backend: &Backend) -> Result<Outcome, LabError> {
     run_with(backend, Served::as_announced(Privileges::EVERYTHING))
 }
 
-/// What a guest is told that it may use, and what it may use.
+/// What a guest is told that it may use of Hyper-V's interface, and what it may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
     /// What CPUID says.
@@ -67,7 +67,7 @@ pub fn run_with(backend: &Backend, served: Served) -> Result<Outcome, LabError> 
     let counter = GuestCounter::of(&Machine::new(backend, &Setup::new(1), &job)?)?;
     let setup = Setup {
         kvm_clock_msrs: Owner::Ours,
-        hypervisor_leaves: hypervisor_leaves(counter.rate, served.announced)?,
+        hypervisor_leaves: announced(hypervisor_leaves(counter.rate)?, served.announced),
         ..Setup::new(1)
     };
     let mut machine = Machine::new(backend, &setup, &job)?;
@@ -88,6 +88,18 @@ pub fn run_with(backend: &Backend, served: Served) -> Result<Outcome, LabError> 
         }),
         _ => Err(LabError::Guest(run.trouble())),
     }
+}
+
+/// `leaves` with nothing in them but what is announced. Our own maker of leaves refuses some offers, such as a page without the counter;
+/// other VMMs make them all the same.
+fn announced(mut leaves: Vec<(u32, [u32; 4])>, announced: Privileges) -> Vec<(u32, [u32; 4])> {
+    for (number, [eax, _, _, edx]) in &mut leaves {
+        if *number == HYPERVISOR_BASE + hyperv::FEATURES {
+            *eax &= announced.hyperv_eax;
+            *edx &= announced.hyperv_edx;
+        }
+    }
+    leaves
 }
 
 /// This machine's UTC, which lies so many whole seconds behind TAI.
@@ -116,12 +128,9 @@ fn time_of_day(clocks: &Clocks) -> Result<TimeOfDay, LabError> {
 }
 
 /// The hypervisor's CPUID leaves for a guest whose counter runs at `tsc`: Hyper-V's and KVM's interfaces at once.
-pub(super) fn hypervisor_leaves(
-    tsc: Hertz,
-    privileges: Privileges,
-) -> Result<Vec<(u32, [u32; 4])>, LabError> {
+pub(super) fn hypervisor_leaves(tsc: Hertz) -> Result<Vec<(u32, [u32; 4])>, LabError> {
     let offer = Offer {
-        privileges,
+        privileges: Privileges::EVERYTHING,
         tsc,
         apic: BUS,
         crystal: Crystal::Absent,

@@ -41,7 +41,7 @@ struct Vcpu {
 }
 
 /// Clocks and APICs.
-pub(super) struct TimerDevices {
+pub struct TimerDevices {
     clocks: Clocks,
     /// One a vCPU, or none if KVM has the APICs.
     vcpus: Vec<Arc<Vcpu>>,
@@ -49,7 +49,12 @@ pub(super) struct TimerDevices {
 }
 
 impl TimerDevices {
-    pub(super) fn new(
+    /// For `machine`, whose vCPUs get APICs of ours if `apic` says so.
+    ///
+    /// # Errors
+    ///
+    /// [`LabError::Clocks`] for a rate that clocks or timers cannot count, [`LabError::Timer`] without timerfds.
+    pub fn new(
         machine: &Machine,
         counter: GuestCounter,
         apic: Apic,
@@ -82,6 +87,12 @@ impl TimerDevices {
             vcpus,
             helpers: Mutex::default(),
         })
+    }
+
+    /// The clocks.
+    #[must_use]
+    pub const fn clocks(&self) -> &Clocks {
+        &self.clocks
     }
 
     fn vcpu(&self, vcpu: u32) -> Option<&Arc<Vcpu>> {

@@ -23,6 +23,8 @@ pub const BUS: Hertz = match Hertz::from_hz(1_000_000_000) {
 
 /// How long a read of the counter may have to wait before it is refused: a vCPU thread must not be lost in it.
 const MOST_WAIT: Duration = Duration::from_millis(100);
+/// How often it has looked by then at least: a thread that was preempted for all that time has not waited.
+const LEAST_TRIES: u32 = 1000;
 
 /// The clock registers of one guest.
 pub struct Clocks {
@@ -148,6 +150,7 @@ impl Clocks {
     /// [`Refused`] raises #GP in the guest.
     pub fn access(&self, vcpu: u32, msr: Msr, access: Access) -> Result<(u64, Effect), Refused> {
         let deadline = Instant::now() + MOST_WAIT;
+        let mut tries = 0_u32;
         loop {
             let now = self.guest_tsc();
             // In a statement of its own: the lock must not be held while this vCPU waits.
@@ -168,7 +171,8 @@ impl Clocks {
                 // Less than 100 ns away, if counter and clock are what they should be. The other vCPUs may take each new value
                 // first, so the deadline counts over all rounds.
                 Answer::NotBefore(tsc) => loop {
-                    if Instant::now() > deadline {
+                    tries = tries.saturating_add(1);
+                    if tries > LEAST_TRIES && Instant::now() > deadline {
                         return Err(Refused);
                     }
                     if !self.guest_tsc().is_before(tsc) {

@@ -51,8 +51,8 @@ pub enum LabError {
         /// What was tried.
         what: String,
     },
-    /// More vCPUs than the image or KVM has room for.
-    #[error("{asked} vCPUs asked for, at most {most} possible here")]
+    /// No vCPU, or more of them than the image or KVM has room for.
+    #[error("{asked} vCPUs asked for; 1 to {most} are possible here")]
     TooManyVcpus {
         /// The number asked for.
         asked: u32,

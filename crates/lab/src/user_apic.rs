@@ -221,4 +221,80 @@ mod tests {
         vectors.remove(0xEC);
         assert_eq!(vectors.highest(), Some(0x41));
     }
+
+    const LVT_TIMER: Msr = Msr(0x832);
+    const INITIAL_COUNT: Msr = Msr(0x838);
+    const CURRENT_COUNT: Msr = Msr(0x839);
+    const DIVIDE: Msr = Msr(0x83E);
+    const PERIODIC: u64 = 1 << 17;
+
+    /// A counter of 2 GHz and a bus of 1 GHz.
+    fn apic() -> UserApic {
+        let hz = |hz| chronovisor_abi::quantity::Hertz::from_hz(hz).expect("not zero");
+        let settings = Settings {
+            rates: chronovisor_host::apic::Rates::new(hz(1_000_000_000), hz(2_000_000_000))
+                .expect("plausible rates"),
+            minimum_period: chronovisor_host::apic::MinimumPeriod::KVM,
+            lost_ticks: chronovisor_host::apic::LostTicks::Merge,
+            deadline_mode: chronovisor_host::apic::DeadlineMode::Offered,
+        };
+        UserApic::new(0, settings, Tsc::from_ticks(0)).expect("a timerfd")
+    }
+
+    /// The host's clock stands `ahead_ns` ahead of the counter's time.
+    fn at(us: u64, ahead_ns: u64) -> impl FnOnce() -> Reading<Nanos> {
+        move || {
+            Reading::new(
+                Nanos::from_ns(us * 1000 + ahead_ns),
+                Tsc::from_ticks(us * 2000),
+            )
+        }
+    }
+
+    fn wakes_at(apic: &UserApic) -> Option<u64> {
+        apic.lock().wake.expires().map(Nanos::as_ns)
+    }
+
+    #[test]
+    fn the_alarm_stands_on_the_grid_of_the_arming_however_late_it_is_served() {
+        let apic = apic();
+        for (msr, value) in [
+            (SPURIOUS, 0x1FF),
+            (LVT_TIMER, PERIODIC | 0x40),
+            (DIVIDE, 0xB),
+        ] {
+            assert_eq!(apic.write(msr, value, at(100, 0)), Ok(()));
+        }
+        assert_eq!(wakes_at(&apic), None);
+        assert_eq!(
+            apic.write(INITIAL_COUNT, 1_000_000, at(100, 7_000_000)),
+            Ok(())
+        );
+        // 100 us + 1 ms + what the clock is ahead, and 1 ns since readings are rounded down.
+        assert_eq!(wakes_at(&apic), Some(8_100_001));
+        assert_eq!(
+            apic.read(CURRENT_COUNT, Tsc::from_ticks(200_000 + 500_000)),
+            Ok(750_000)
+        );
+        // Early: nothing happens, and the alarm is set again.
+        apic.expire(at(1099, 7_000_000));
+        assert_eq!((apic.pending(), wakes_at(&apic)), (None, Some(8_100_001)));
+        // 900 us late: one tick, and the next one in time.
+        apic.expire(at(2000, 7_000_000));
+        assert_eq!(
+            (apic.pending(), wakes_at(&apic)),
+            (Some(0x40), Some(9_100_001))
+        );
+        apic.acknowledge(0x40);
+        apic.expire(at(2100, 7_000_000));
+        // The first one is in service.
+        assert_eq!(apic.pending(), None);
+        assert_eq!(apic.write(EOI, 0, at(2101, 0)), Ok(()));
+        assert_eq!(apic.pending(), Some(0x40));
+        assert_eq!(apic.write(TASK_PRIORITY, 0x40, at(2102, 0)), Ok(()));
+        assert_eq!(apic.pending(), None);
+        // Switched off: no tick to come.
+        assert_eq!(apic.write(SPURIOUS, 0xFF, at(2103, 0)), Ok(()));
+        assert_eq!(wakes_at(&apic), None);
+    }
 }

@@ -26,7 +26,8 @@ use crate::{LabError, image};
 pub use devices::{Devices, NoDevices, Refused};
 pub use kick::Kicker;
 pub use run::{Ended, Run, Running};
-pub use setup::{Apic, Owner, Secondary, Setup, divert_reference_msrs};
+pub(crate) use setup::divert_reference_msrs;
+pub use setup::{Apic, Owner, Secondary, Setup};
 pub use state::{VcpuState, set_tsc_offset, tsc_offset};
 pub use vcpu::End;
 
@@ -176,9 +177,8 @@ impl Machine {
         &self.memory
     }
 
-    /// The VM, for calls of an experiment's own.
-    #[must_use]
-    pub const fn vm(&self) -> &Arc<VmFd> {
+    /// The VM, for calls of an experiment's own. Not for more vCPUs: those would not know how long guest memory lives.
+    pub(crate) const fn vm(&self) -> &Arc<VmFd> {
         &self.vm
     }
 

@@ -123,7 +123,7 @@ pub(super) fn divert_msrs(vm: &VmFd, setup: &Setup) -> Result<(), LabError> {
 /// # Errors
 ///
 /// [`LabError::Kvm`] if KVM refuses the filter.
-pub fn divert_reference_msrs(vm: &VmFd) -> Result<(), LabError> {
+pub(crate) fn divert_reference_msrs(vm: &VmFd) -> Result<(), LabError> {
     let flags = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
     let range = MsrFilterRange {
         flags,

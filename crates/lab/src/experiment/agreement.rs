@@ -200,7 +200,7 @@ mod tests {
             |found| found.pvclock_less_page_min_ns = None,
             |found| found.pvclock_less_page_min_ns = Some(-102),
             |found| found.pvclock_less_page_max_ns = Some(100),
-            |found| drop(found.across_vcpus.pop()),
+            |found| found.across_vcpus.truncate(4),
             |found| found.across_vcpus[0].reads = 0,
             |found| found.across_vcpus[4].steps_back = 1,
         ];

@@ -225,7 +225,7 @@ mod tests {
         };
         assert!(sound.holds());
         let breaks: [fn(&mut Beside); 7] = [
-            |found| drop(found.sides.pop()),
+            |found| found.sides.truncate(1),
             |found| found.sides[0].sequence = 0,
             |found| found.sides[1].sequence = u32::MAX,
             |found| found.sides[0].brackets = 0,

@@ -330,6 +330,8 @@ pub mod record {
     pub const BESIDE_FREQUENCY: u32 = 0x10C;
     /// Our page less KVM's at one TSC, in 100 ns, two's complement: smallest, largest, rounds.
     pub const BESIDE_DIFFERENCE: u32 = 0x10D;
+    /// A row whose rounds are not such that all vCPUs were reading: row, 0, 0.
+    pub const ROW_IN_TURNS: u32 = 0x110;
     /// MSR accesses of a hostile vCPU: accepted, refused, interrupts that came of them.
     pub const HOSTILE_ACCESSES: u32 = 0x10F;
     /// A row could not be measured: row, one of [`super::void`], detail.

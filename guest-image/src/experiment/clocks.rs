@@ -263,15 +263,14 @@ impl Rows<'_> {
     }
 
     fn plan(&self, reads: u64) -> Plan {
-        Plan {
-            rounds: self.job.rounds,
-            reads,
-            cpus: self.job.vcpus,
-        }
+        Plan::new(self.job.rounds, reads, self.job.vcpus)
     }
 
     fn report(&self, row: u32, ring: u32, plan: Plan, found: Rounds) {
-        report::push(row, ring, [found.best, plan.reads, found.median]);
+        report::push(row, ring, [found.best, plan.reads(), found.median]);
+        if !found.at_once {
+            report::push(record::ROW_IN_TURNS, ring, [u64::from(row), 0, 0]);
+        }
     }
 
     fn void(&self, row: u32, reason: u64, detail: u64) {

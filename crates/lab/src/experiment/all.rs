@@ -175,9 +175,12 @@ impl Table {
                 .find(|row| row.clock == clock && row.ring == ring && row.vcpus == vcpus)
                 .map_or_else(
                     || Err("not measured".to_owned()),
-                    |row| {
-                        row.cycles
-                            .ok_or_else(|| row.why_not.clone().unwrap_or_default())
+                    |row| match row.cycles {
+                        Some(_) if !row.at_once => Err(format!(
+                            "this host was busy and ran the {vcpus} vCPUs in turns: not at once"
+                        )),
+                        Some(cycles) => Ok(cycles),
+                        None => Err(row.why_not.clone().unwrap_or_default()),
                     },
                 )
         };

@@ -5,7 +5,7 @@
 
 mod ratios;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,9 @@ pub struct Row {
     pub ring: u32,
     /// How many vCPUs read at once.
     pub vcpus: u32,
+    /// Whether they did: in the rounds that count, all other vCPUs were seen reading. `false` where the host ran them in turns, and
+    /// there contention costs less than it would.
+    pub at_once: bool,
     /// Cycles of one read: with one vCPU in the quickest round, with several in the one in the middle, averaged over them. In its
     /// quickest round a vCPU may have read alone, while the host did not run the others.
     pub cycles: Option<f64>,
@@ -137,24 +140,42 @@ impl Report {
             && self.beside.as_ref().is_none_or(Beside::holds)
     }
 
-    /// Whether this host can run so many vCPUs at one and the same time.
+    /// Whether this host can run so many vCPUs at one and the same time; [`Row::at_once`] says whether it did.
     #[must_use]
     pub const fn runs_at_once(&self, vcpus: u32) -> bool {
         vcpus <= self.host_cpus
     }
 }
 
-/// A warning for each vCPU count beyond the host's CPUs.
-fn warnings(vcpus: &[u32], host_cpus: u32) -> Vec<Warning> {
-    let beyond = vcpus.iter().filter(|vcpus| **vcpus > host_cpus);
-    beyond
-        .map(|vcpus| Warning {
-            code: "more-vcpus-than-cpus",
-            seen: format!("{vcpus} vCPUs on {host_cpus} CPUs of this host"),
-            means: "the vCPUs take turns: their reads are not at once, and contention costs less than it would",
-            remedy: format!("--vcpus {host_cpus}, or a host with more CPUs"),
-        })
-        .collect()
+const IN_TURNS: &str =
+    "the vCPUs take turns: their reads are not at once, and contention costs less than it would";
+
+/// A warning for each vCPU count beyond the host's CPUs, and for each other one with rows in turns.
+fn warnings(vcpus: &[u32], rows: &[Row], host_cpus: u32) -> Vec<Warning> {
+    let warning = |vcpus: u32| {
+        let in_turns = rows
+            .iter()
+            .filter(|row| row.vcpus == vcpus && !row.at_once)
+            .count();
+        if vcpus > host_cpus {
+            Some(Warning {
+                code: "more-vcpus-than-cpus",
+                seen: format!("{vcpus} vCPUs; CPUs of this host: {host_cpus}"),
+                means: IN_TURNS,
+                remedy: format!("--vcpus {host_cpus}, or a host with more CPUs"),
+            })
+        } else if in_turns > 0 {
+            Some(Warning {
+                code: "vcpus-in-turns",
+                seen: format!("in {in_turns} rows of {vcpus} vCPUs some vCPU stood still"),
+                means: IN_TURNS,
+                remedy: "a host at rest".to_owned(),
+            })
+        } else {
+            None
+        }
+    };
+    vcpus.iter().filter_map(|vcpus| warning(*vcpus)).collect()
 }
 
 /// The clocks by row number, in the order in which they are shown.
@@ -186,12 +207,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 type Key = (u32, u32);
 type Figures = BTreeMap<Key, Vec<[u64; 3]>>;
 type Failures = BTreeMap<Key, String>;
+type InTurns = BTreeSet<Key>;
 
 /// What the guests of one table reported.
 struct Found {
     counter: GuestCounter,
     figures: Figures,
     failures: Failures,
+    in_turns: InTurns,
     sched_clock_first_ns: Option<u64>,
 }
 
@@ -224,12 +247,7 @@ pub fn run(
         let found = table(backend, options, vcpus)?;
         tsc_hz = found.counter.rate.rounded_hz();
         sched_clock_first_ns = sched_clock_first_ns.max(found.sched_clock_first_ns);
-        rows.extend(rows_of(
-            vcpus,
-            found.counter,
-            &found.figures,
-            &found.failures,
-        ));
+        rows.extend(rows_of(vcpus, &found));
         agreement.push(agreement::run(backend, vcpus, options.checks)?);
     }
     let host_cpus = std::thread::available_parallelism()
@@ -238,7 +256,7 @@ pub fn run(
         place: Place::of(backend),
         tsc_hz,
         host_cpus,
-        warnings: warnings(&options.vcpus, host_cpus),
+        warnings: warnings(&options.vcpus, &rows, host_cpus),
         ratios: ratios::of(&rows),
         rows,
         agreement,
@@ -261,6 +279,7 @@ fn key_of_bit(bit: u32) -> Key {
 fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<Found, LabError> {
     let mut figures = Figures::new();
     let mut failures = Failures::new();
+    let mut in_turns = InTurns::new();
     let mut sched_clock_first_ns = None;
     let pairing = match backend.kind {
         Kind::Vmx => 1,
@@ -310,6 +329,14 @@ fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<Found, LabE
         let reports = machine.reports()?;
         for report in &reports {
             collect(report, &mut figures, &mut failures);
+            let turns = report
+                .records
+                .iter()
+                .filter(|found| found.kind == record::ROW_IN_TURNS);
+            in_turns.extend(turns.filter_map(|found| {
+                let row = u32::try_from(found.values[0]).ok()?;
+                Some((row, found.ring))
+            }));
             let start = report
                 .records
                 .iter()
@@ -328,6 +355,7 @@ fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<Found, LabE
                 counter,
                 figures,
                 failures,
+                in_turns,
                 sched_clock_first_ns,
             });
         }
@@ -426,7 +454,14 @@ fn collect(report: &VcpuReport, figures: &mut Figures, failures: &mut Failures) 
     clippy::cast_precision_loss,
     reason = "statistics of a few million cycles"
 )]
-fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Failures) -> Vec<Row> {
+fn rows_of(vcpus: u32, found: &Found) -> Vec<Row> {
+    let Found {
+        counter,
+        figures,
+        failures,
+        in_turns,
+        ..
+    } = found;
     let ghz = counter.rate.rounded_hz() as f64 / 1e9;
     let mut rows = Vec::new();
     for ring in [3, 0] {
@@ -453,6 +488,7 @@ fn rows_of(vcpus: u32, counter: GuestCounter, figures: &Figures, failures: &Fail
                     clock,
                     ring,
                     vcpus,
+                    at_once: !in_turns.contains(&(*number, ring)),
                     cycles,
                     cycles_quickest,
                     cycles_median,
@@ -471,14 +507,14 @@ mod tests {
 
     #[test]
     fn vcpus_beyond_the_hosts_cpus_are_warned_of() {
-        assert_eq!(warnings(&[1, 2], 2), []);
-        let found = warnings(&[1, 2, 4, 16], 2);
+        assert_eq!(warnings(&[1, 2], &[], 2), []);
+        let found = warnings(&[1, 2, 4, 16], &[], 2);
         let seen: Vec<_> = found.iter().map(|one| one.seen.as_str()).collect();
         assert_eq!(
             seen,
             [
-                "4 vCPUs on 2 CPUs of this host",
-                "16 vCPUs on 2 CPUs of this host"
+                "4 vCPUs; CPUs of this host: 2",
+                "16 vCPUs; CPUs of this host: 2"
             ]
         );
     }
@@ -487,11 +523,23 @@ mod tests {
     #[test]
     fn a_row_of_several_vcpus_shows_the_median() {
         let rate = chronovisor_abi::quantity::Hertz::from_hz(1_000_000_000).unwrap();
-        let counter = GuestCounter { rate, offset: 0 };
-        let one = Figures::from([((row::RDTSC, 3), vec![[100, 10, 200]])]);
-        let two = Figures::from([((row::RDTSC, 3), vec![[100, 10, 200], [100, 10, 400]])]);
-        for (vcpus, figures, cycles, median) in [(1, &one, 10.0, 20.0), (2, &two, 30.0, 30.0)] {
-            let rows = rows_of(vcpus, counter, figures, &Failures::new());
+        let key = (row::RDTSC, 3);
+        let one = Figures::from([(key, vec![[100, 10, 200]])]);
+        let two = Figures::from([(key, vec![[100, 10, 200], [100, 10, 400]])]);
+        for (vcpus, figures, cycles, median) in [(1, one, 10.0, 20.0), (2, two, 30.0, 30.0)] {
+            let mut found = Found {
+                counter: GuestCounter { rate, offset: 0 },
+                figures,
+                failures: Failures::new(),
+                in_turns: InTurns::new(),
+                sched_clock_first_ns: None,
+            };
+            let rows = rows_of(vcpus, &found);
+            assert_eq!(warnings(&[vcpus], &rows, 2), []);
+            found.in_turns.insert(key);
+            let in_turns = rows_of(vcpus, &found);
+            assert!(!in_turns[0].at_once && rows[0].at_once);
+            assert_eq!(warnings(&[vcpus], &in_turns, 2)[0].code, "vcpus-in-turns");
             let [found] = rows.as_slice() else {
                 panic!("{rows:?}")
             };

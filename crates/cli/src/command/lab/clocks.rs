@@ -97,7 +97,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
             1 => "1 vCPU, quickest round".to_owned(),
             _ if report.runs_at_once(vcpus) => format!("{vcpus} vCPUs at once, median round"),
             _ => format!(
-                "{vcpus} vCPUs in turns on {} CPUs, median round",
+                "{vcpus} vCPUs in turns (CPUs of this host: {}), median round",
                 report.host_cpus
             ),
         };
@@ -220,19 +220,24 @@ fn costs(report: &Report, vcpus: u32) -> String {
 
 fn figures(row: &Row, notes: &mut Vec<String>) -> [String; 2] {
     match (row.cycles, row.ns, &row.why_not) {
-        (Some(cycles), Some(ns), _) => [format!("{cycles:.1}"), format!("{ns:.1}")],
-        (_, _, Some(why)) => {
-            let number = notes
-                .iter()
-                .position(|note| note == why)
-                .unwrap_or_else(|| {
-                    notes.push(why.clone());
-                    notes.len() - 1
-                });
-            [format!("[{}]", number + 1), String::new()]
+        (Some(cycles), Some(ns), _) if row.at_once => [format!("{cycles:.1}"), format!("{ns:.1}")],
+        (Some(cycles), Some(ns), _) => {
+            let note = note(notes, "in turns: some vCPU stood still meanwhile");
+            [format!("{note} {cycles:.1}"), format!("{ns:.1}")]
         }
+        (_, _, Some(why)) => [note(notes, why), String::new()],
         _ => [String::new(), String::new()],
     }
+}
+
+/// The number of `text` among the notes, as the table shows it.
+fn note(notes: &mut Vec<String>, text: &str) -> String {
+    let known = notes.iter().position(|note| note == text);
+    let number = known.unwrap_or_else(|| {
+        notes.push(text.to_owned());
+        notes.len() - 1
+    });
+    format!("[{}]", number + 1)
 }
 
 fn ratios(report: &Report) -> Table {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use chronovisor_lab::contract::{
     CHECKPOINT_PORT, DONE_PORT, Job, MEMORY_BYTES, experiment, hostile, status,
 };
-use chronovisor_lab::machine::{Devices, Machine, Refused, Setup};
+use chronovisor_lab::machine::{Devices, Machine, NoDevices, Refused, Setup};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
 /// Hyper-V's task priority register, which the VMM answers.
@@ -180,10 +180,7 @@ fn a_guest_that_spins_ends_with_its_handle() {
         ..Job::new(experiment::HOSTILE, 1)
     };
     let mut machine = Machine::new(&backend, &Setup::new(1), &job).unwrap();
-    let devices: Arc<dyn Devices> = Arc::new(OneTick {
-        masked: AtomicBool::new(true),
-        ..OneTick::default()
-    });
+    let devices: Arc<dyn Devices> = Arc::new(NoDevices);
     let running = machine.start(&devices);
     std::thread::sleep(Duration::from_millis(20));
     drop(running);

@@ -274,7 +274,8 @@ fn every_timer_ticks() {
 }
 
 /// What each policy says about each clock, seen by the guest: the state waits for half a second at each move, so that a clock that
-/// goes on shows a gap of that, and one that stands none, unless the host keeps a vCPU from running as long.
+/// goes on shows a gap of that, in every run, and one that stands none, in one of three: the host may keep a vCPU from running as
+/// long, but not each time.
 #[test]
 fn at_a_move_each_clock_does_what_the_policy_says() {
     const PAUSE: Duration = Duration::from_millis(500);
@@ -284,29 +285,38 @@ fn at_a_move_each_clock_does_what_the_policy_says() {
         pause: PAUSE,
         ..migrate::Options::default()
     };
-    let report = migrate::run(&backend, &options, &mut quiet()).unwrap();
-    assert_eq!(report.rows.len(), 15);
-    assert!(report.holds(), "{report:#?}");
     let pause_us = PAUSE.as_secs_f64() * 1e6;
-    for row in report.rows.iter().filter(|row| row.must_hold) {
-        let goes_on = match row.policy {
-            migrate::Policy::Stop => false,
-            migrate::Policy::Advance => true,
-            migrate::Policy::PerEncoding => row.clock == "pvclock-page-ours",
-        };
-        if goes_on {
-            assert!(row.least_gap_us >= pause_us, "{row:?}");
-        } else {
-            assert!(row.largest_gap_us < pause_us, "{row:?}");
+    let mut went_on = Vec::new();
+    for _ in 0..3 {
+        let report = migrate::run(&backend, &options, &mut quiet()).unwrap();
+        for moves in &report.moves {
+            assert!(moves.longest_transfer_ms >= pause_us / 1000.0, "{moves:?}");
+            assert!(
+                moves.longest_transfer_ms <= moves.longest_downtime_ms,
+                "{moves:?}"
+            );
+        }
+        let (goes_on, stands): (Vec<_>, Vec<_>) = report
+            .rows
+            .into_iter()
+            .filter(|row| row.must_hold)
+            .partition(|row| match row.policy {
+                migrate::Policy::Stop => false,
+                migrate::Policy::Advance => true,
+                migrate::Policy::PerEncoding => row.clock == "pvclock-page-ours",
+            });
+        assert_eq!((goes_on.len(), stands.len()), (4 + 1, 4 + 3));
+        for row in goes_on {
+            assert!(row.least_gap_us >= pause_us && row.holds(), "{row:?}");
+        }
+        assert!(stands.iter().all(|row| row.steps_back == 0), "{stands:?}");
+        went_on = stands;
+        went_on.retain(|row| row.largest_gap_us >= pause_us);
+        if went_on.is_empty() {
+            return;
         }
     }
-    for moves in &report.moves {
-        assert!(moves.longest_transfer_ms >= pause_us / 1000.0, "{moves:?}");
-        assert!(
-            moves.longest_transfer_ms <= moves.longest_downtime_ms,
-            "{moves:?}"
-        );
-    }
+    panic!("went on at a move in each of three runs: {went_on:#?}");
 }
 
 /// [`migrate::Row::holds`] sees a step back, a clock that stood and one that jumped an hour ahead.

@@ -22,6 +22,7 @@ use crate::clocks::Clocks;
 use crate::contract::{Job, STOP_WORD_GPA, experiment, record, row};
 use crate::machine::{Devices, Machine, Setup};
 use crate::pages::GuestPages;
+use crate::report;
 
 use destination::{Moved, Plan, Shift};
 
@@ -192,7 +193,7 @@ fn under_policy(
     backend: &Backend,
     options: &Options,
     policy: Policy,
-    report: &mut Report,
+    found: &mut Report,
     progress: &mut dyn FnMut(u32),
 ) -> Result<(), LabError> {
     let setup = Setup::new(options.vcpus);
@@ -222,7 +223,7 @@ fn under_policy(
     let (mut downtime, mut transfer) = (Duration::ZERO, Duration::ZERO);
     let devices = |clocks: &Arc<Clocks>| -> Arc<dyn Devices> { Arc::<Clocks>::clone(clocks) };
     let mut running = machine.start(&devices(&clocks));
-    wait_for_readers(&machine)?;
+    wait_for_readers(&machine, options.vcpus)?;
     for index in 0..options.count {
         progress(index);
         std::thread::sleep(options.run / 2);
@@ -260,7 +261,7 @@ fn under_policy(
         moves.state_bytes = moved.state_bytes;
         moves.largest_tsc_jump = moves.largest_tsc_jump.max(moved.tsc_jump);
         transfer = transfer.max(moved.between);
-        report.destination = moved.destination;
+        found.destination = moved.destination;
         running = machine.start(&devices(&clocks));
         let took = start.elapsed();
         downtime += took;
@@ -279,26 +280,28 @@ fn under_policy(
     }
     moves.mean_downtime_ms = downtime.as_secs_f64() * 1000.0 / f64::from(options.count.max(1));
     moves.longest_transfer_ms = transfer.as_secs_f64() * 1000.0;
-    report.moves.push(moves);
-    report.tsc_hz = counter.rate.rounded_hz();
-    report
+    found.moves.push(moves);
+    found.tsc_hz = counter.rate.rounded_hz();
+    found
         .rows
-        .extend(rows(&machine, policy, report.tsc_hz, transfer)?);
+        .extend(rows(&machine, policy, found.tsc_hz, transfer)?);
     Ok(())
 }
 
 /// Until every vCPU has read every clock once: a move before that would be seen by nobody.
-fn wait_for_readers(machine: &Machine) -> Result<(), LabError> {
+fn wait_for_readers(machine: &Machine, vcpus: u32) -> Result<(), LabError> {
     const PATIENCE: Duration = Duration::from_secs(20);
     let start = Instant::now();
-    while machine
-        .reports()?
-        .iter()
-        .any(|report| report.step.is_none())
-    {
+    // Each vCPU says so in its report; the machine itself has no vCPUs while they run.
+    let mut reading = 0;
+    while reading < vcpus {
+        if report::read(machine.memory(), reading)?.step.is_some() {
+            reading += 1;
+            continue;
+        }
         if start.elapsed() > PATIENCE {
             return Err(LabError::Guest(format!(
-                "a vCPU did not read its clocks within {} s",
+                "vCPU {reading} did not read its clocks within {} s",
                 PATIENCE.as_secs()
             )));
         }
@@ -388,4 +391,34 @@ fn rows(
         rows.push(row);
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One clock of each encoding, under each policy, for states that are 20 ms apart.
+    #[test]
+    fn a_gap_is_what_the_policy_says() {
+        const TRANSFER: Duration = Duration::from_millis(20);
+        let (reference, pvclock) = (row::REFERENCE_TSC_PAGE, row::PVCLOCK_PAGE_OURS);
+        let stands = [0.0, 1_000_000.0];
+        let goes_on = [19_999.6, 1_020_000.0];
+        for (policy, number, expected) in [
+            (Policy::Stop, reference, stands),
+            (Policy::Stop, pvclock, stands),
+            (Policy::Advance, reference, goes_on),
+            (Policy::Advance, pvclock, goes_on),
+            (Policy::PerEncoding, reference, stands),
+            (Policy::PerEncoding, row::REFERENCE_COUNTER_MSR, stands),
+            (Policy::PerEncoding, row::SCHED_CLOCK_PAGE, stands),
+            (Policy::PerEncoding, pvclock, goes_on),
+        ] {
+            let found = allowed_gap_us(policy, number, TRANSFER);
+            for (found, expected) in found.into_iter().zip(expected) {
+                // Floats of whole ns.
+                assert!((found - expected).abs() < 1e-6, "{policy:?} {number}");
+            }
+        }
+    }
 }

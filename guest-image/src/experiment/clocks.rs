@@ -134,7 +134,7 @@ fn hypercall_page(rows: &Rows<'_>) {
     let enabled = in_ring0(|| Some(pages::enable_hypercalls().is_ok())) == Some(true);
     if !enabled {
         rows.void(row, void::REFUSED, 0);
-    } else if !pages::has_hypercalls() {
+    } else if !pages::has_hypercalls() || pages::hypercall_time() == 0 {
         rows.void(row, void::NOT_VALID, 0);
     } else {
         rows.exits(row, pages::hypercall_time, pages::hypercall_time);

@@ -431,7 +431,7 @@ fn collect(report: &VcpuReport, figures: &mut Figures, failures: &mut Failures) 
                 }
                 void::REFUSED => "the hypervisor refused the clock's MSR".to_owned(),
                 void::NOT_VALID if row == u64::from(row::HYPERCALL_TIME) => {
-                    "the hypervisor put no code into the hypercall page".to_owned()
+                    "the hypercall page has no code, or code that gives no time".to_owned()
                 }
                 void::NOT_VALID => {
                     format!("the clock gave no time (sequence or flags {detail:#x})")

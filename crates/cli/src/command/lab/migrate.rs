@@ -137,7 +137,7 @@ fn render(provenance: &Provenance, report: &Report) -> String {
         "went back",
         "largest step us",
         "largest gap us",
-        "on each vCPU",
+        "least on a vCPU",
         "allowed us",
     ];
     let mut by_clock = table(&header, 2);

@@ -51,7 +51,10 @@ pub fn read(memory: &GuestMemoryMmap, vcpu: u32) -> Result<VcpuReport, LabError>
     let step = word(memory, slot + 8)?;
     Ok(VcpuReport {
         records,
-        step: step.checked_sub(1).and_then(|bit| u32::try_from(bit).ok()),
+        step: step
+            .checked_sub(1)
+            .and_then(|bit| u32::try_from(bit).ok())
+            .filter(|bit| *bit < u64::BITS),
     })
 }
 

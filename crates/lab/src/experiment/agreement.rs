@@ -115,8 +115,8 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
         let [a, b, c] = one.values;
         match one.kind {
             record::BRACKET => {
-                found.bracket_violations += a;
-                found.brackets += b;
+                found.bracket_violations = found.bracket_violations.saturating_add(a);
+                found.brackets = found.brackets.saturating_add(b);
             }
             // Without a comparison there are no bounds either.
             record::PAGE_PVCLOCK if c > 0 => {
@@ -126,18 +126,18 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
                 };
                 found.pvclock_less_page_min_ns = bound(found.pvclock_less_page_min_ns, a, i64::min);
                 found.pvclock_less_page_max_ns = bound(found.pvclock_less_page_max_ns, b, i64::max);
-                found.compared += c;
+                found.compared = found.compared.saturating_add(c);
             }
             record::CROSS_VCPU => {
                 if let Some((across, unit_ns)) = found.across(a) {
-                    across.steps_back += b;
+                    across.steps_back = across.steps_back.saturating_add(b);
                     across.largest_step_ns = across.largest_step_ns.max(c.saturating_mul(unit_ns));
                 }
             }
             record::CROSS_VCPU_READS => {
                 if let Some((across, _)) = found.across(a) {
-                    across.reads += b;
-                    across.failed_reads += c;
+                    across.reads = across.reads.saturating_add(b);
+                    across.failed_reads = across.failed_reads.saturating_add(c);
                 }
             }
             _ => {}

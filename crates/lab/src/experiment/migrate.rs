@@ -372,11 +372,11 @@ fn rows(
             let us = largest as f64 * unit_us;
             match one.kind {
                 record::MIGRATE_STEPS => {
-                    row.steps_back += count;
+                    row.steps_back = row.steps_back.saturating_add(count);
                     row.largest_step_us = row.largest_step_us.max(us);
                 }
                 record::MIGRATE_GAP => {
-                    row.reads += count;
+                    row.reads = row.reads.saturating_add(count);
                     row.largest_gap_us = row.largest_gap_us.max(us);
                     row.least_gap_us = row.least_gap_us.min(us);
                 }

@@ -277,7 +277,7 @@ fn measure(
             .ok_or_else(|| trouble("the guest did not report its ticks"))?;
         let seen = report::samples(machine.memory(), vcpu, ticks)?;
         add_intervals_ns(&mut intervals, &seen, tsc_hz);
-        lost += grid.lost(armed, &seen);
+        lost = lost.saturating_add(grid.lost(armed, &seen));
         let last = seen.last().copied().unwrap_or(armed);
         shortest = shortest.min(last.saturating_sub(armed));
     }

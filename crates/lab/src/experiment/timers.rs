@@ -266,7 +266,7 @@ fn measure(
         Apic::UserSpace | Apic::None => Grid::of_counter(period, tsc_hz),
     };
     let mut intervals = Histogram::new();
-    let mut lost = 0;
+    let mut lost = 0_u64;
     let mut shortest = u64::MAX;
     for (vcpu, report) in (0..).zip(machine.reports()?) {
         let armed = report

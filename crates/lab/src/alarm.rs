@@ -1,29 +1,20 @@
 //! A wake-up of the host: a timerfd that can be waited for together with others.
-#![allow(unsafe_code)] // timerfd_create(2), timerfd_settime(2), clock_gettime(2), poll(2)
+#![allow(unsafe_code)] // timerfd_create(2), timerfd_settime(2), poll(2)
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use chronovisor_abi::quantity::Nanos;
+use chronovisor_guest::linux::os_clock::ClockId;
 
 use crate::LabError;
 
 /// The clock that alarms go by: CLOCK_MONOTONIC.
 #[must_use]
 pub fn now() -> Nanos {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the kernel writes to `time` during the call.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    debug_assert_eq!(result, 0, "every Linux has this clock");
-    let time = Duration::new(
-        u64::try_from(time.tv_sec).unwrap_or(0),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    );
-    Nanos::from_ns(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    // Every Linux has this clock.
+    ClockId::MONOTONIC.now().unwrap_or(Nanos::ZERO)
 }
 
 /// Goes off once, at the time that it was set to.

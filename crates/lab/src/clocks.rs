@@ -41,13 +41,7 @@ impl Clocks {
     /// # Errors
     ///
     /// [`LabError::Clocks`] for a rate that no page can express.
-    pub fn start(
-        vcpus: u32,
-        rate: Hertz,
-        offset: u64,
-        pages: GuestPages,
-    ) -> Result<Self, LabError> {
-        let counter = GuestCounter { rate, offset };
+    pub fn start(vcpus: u32, counter: GuestCounter, pages: GuestPages) -> Result<Self, LabError> {
         Self::granting(Privileges::EVERYTHING, vcpus, counter, pages)
     }
 

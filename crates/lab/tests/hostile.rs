@@ -141,7 +141,7 @@ fn the_clocks_survive_a_guest_that_writes_anything() {
         let mut machine = Machine::new(&backend, &setup, &job).unwrap();
         let counter = GuestCounter::of(&machine).unwrap();
         let pages = GuestPages::new(machine.memory().clone());
-        let clocks = Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages).unwrap());
+        let clocks = Arc::new(Clocks::start(vcpus, counter, pages).unwrap());
         let before = clocks.lock().clock().pvclock_at(clocks.guest_tsc());
         let devices: Arc<dyn Devices> = Arc::<Clocks>::clone(&clocks);
         let (run, updates) = updating(&clocks, counter.rate, || {

@@ -101,8 +101,7 @@ pub fn run(backend: &Backend, vcpus: u32, rounds: Rounds) -> Result<Agreement, L
     let mut machine = Machine::new(backend, &Setup::new(vcpus), &job)?;
     let counter = GuestCounter::of(&machine)?;
     let pages = GuestPages::new(machine.memory().clone());
-    let devices: Arc<dyn Devices> =
-        Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages)?);
+    let devices: Arc<dyn Devices> = Arc::new(Clocks::start(vcpus, counter, pages)?);
     let run = machine.run(&devices, Duration::from_secs(60))?;
     if !run.is_done() {
         return Err(LabError::Guest(run.trouble()));

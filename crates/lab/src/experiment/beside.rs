@@ -127,7 +127,7 @@ pub fn run(backend: &Backend) -> Result<Beside, LabError> {
     let pages = GuestPages::new(machine.memory().clone());
     let handover = Arc::new(Handover {
         vm: Arc::clone(machine.vm()),
-        clocks: Clocks::start(1, counter.rate, counter.offset, pages)?,
+        clocks: Clocks::start(1, counter, pages)?,
         failed: Mutex::new(None),
     });
     let devices: Arc<dyn Devices> = Arc::<Handover>::clone(&handover);

@@ -204,12 +204,7 @@ fn under_policy(
     )?;
     let counter = GuestCounter::of(&machine)?;
     let pages = GuestPages::new(machine.memory().clone());
-    let mut clocks = Arc::new(Clocks::start(
-        options.vcpus,
-        counter.rate,
-        counter.offset,
-        pages,
-    )?);
+    let mut clocks = Arc::new(Clocks::start(options.vcpus, counter, pages)?);
     let mut moves = Moves {
         policy,
         count: options.count,

@@ -153,8 +153,7 @@ fn bring_up(
     job.argument = [how, ticks, u64::from(options.numa.get()), lpj, 0, 0, 0];
     machine.set_job(&job)?;
     let pages = GuestPages::new(machine.memory().clone());
-    let devices: Arc<dyn Devices> =
-        Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages)?);
+    let devices: Arc<dyn Devices> = Arc::new(Clocks::start(vcpus, counter, pages)?);
     let run = machine.run(&devices, patience(vcpus, options.hz))?;
     if !run.is_done() {
         return Err(LabError::Guest(run.trouble()));

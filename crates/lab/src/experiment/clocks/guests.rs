@@ -100,8 +100,7 @@ pub(super) fn table(backend: &Backend, options: &Options, vcpus: u32) -> Result<
         let mut machine = Machine::new(backend, &Setup::new(vcpus), &job)?;
         let counter = GuestCounter::of(&machine)?;
         let pages = GuestPages::new(machine.memory().clone());
-        let devices: Arc<dyn Devices> =
-            Arc::new(Clocks::start(vcpus, counter.rate, counter.offset, pages)?);
+        let devices: Arc<dyn Devices> = Arc::new(Clocks::start(vcpus, counter, pages)?);
         let run = machine.run(&devices, PATIENCE)?;
         let reports = machine.reports()?;
         for report in &reports {

@@ -62,7 +62,7 @@ impl TimerDevices {
     ) -> Result<Self, LabError> {
         let count = u32::try_from(machine.vcpus().len()).unwrap_or(u32::MAX);
         let pages = GuestPages::new(machine.memory().clone());
-        let clocks = Clocks::start(count, counter.rate, counter.offset, pages)?;
+        let clocks = Clocks::start(count, counter, pages)?;
         let rates = Rates::new(BUS, counter.rate)
             .map_err(LabError::clocks("choosing the APIC timer's rates"))?;
         let settings = Settings {
